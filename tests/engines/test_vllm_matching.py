@@ -137,7 +137,7 @@ def changed(scheduler):
     """Have the manager's books change, so that no answer is reused."""
     other = PlayedRequest("other", [99] * 9, 9, 1)
     scheduler.match(other, 0)
-    scheduler.admit(other, [20, 21, 22], 0)
+    scheduler.admit(other, [[20, 21, 22]], 0)
     scheduler.end(other)
     scheduler._commits.let_go(scheduler.cache.clock())
 

@@ -3,8 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from kvtrie.engines.vllm.model import ServedModel, window_cost
+from kvtrie.engines.vllm.model import ServedModel
 from kvtrie.errors import ConfigError
 
 
@@ -12,7 +13,15 @@ class FullAttentionSpec(SimpleNamespace):
     pass
 
 
+class SlidingWindowSpec(SimpleNamespace):
+    pass
+
+
 class MambaSpec(SimpleNamespace):
+    pass
+
+
+class CrossAttentionSpec(SimpleNamespace):
     pass
 
 
@@ -20,15 +29,29 @@ class MLAAttentionSpec(SimpleNamespace):
     pass
 
 
-def served(spec=FullAttentionSpec, *, groups=1, pp=1, ranks=None, caching=True, **more):
-    page = {
-        "block_size": 32,
-        "num_kv_heads": 2,
-        "head_size": 64,
-        "dtype": "torch.bfloat16",
-        "page_size_bytes": 32 * 2 * 2 * 64 * 2,
-    } | more
-    group = SimpleNamespace(kv_cache_spec=spec(**page), layer_names=["a", "b", "c"])
+PAGE = {
+    "block_size": 32,
+    "num_kv_heads": 2,
+    "head_size": 64,
+    "dtype": "torch.bfloat16",
+    "page_size_bytes": 32 * 2 * 2 * 64 * 2,
+}
+STATE = {
+    "block_size": 64,
+    "shapes": ((3, 4), (8,)),
+    "dtypes": (torch.bfloat16, torch.float32),
+    "mamba_cache_mode": "align",
+}
+
+
+def of(*specs, pp=1, ranks=None, caching=True, drafts=()):
+    """The model whose groups have these specs, of one to three layers."""
+    groups = [
+        SimpleNamespace(
+            kv_cache_spec=spec, layer_names=["a", "b", "c"][: 3 - at], is_eagle_group=at in drafts
+        )
+        for at, spec in enumerate(specs)
+    ]
     config = SimpleNamespace(
         parallel_config=SimpleNamespace(
             tensor_parallel_size=2, pipeline_parallel_size=pp, **(ranks or {})
@@ -36,8 +59,12 @@ def served(spec=FullAttentionSpec, *, groups=1, pp=1, ranks=None, caching=True, 
         model_config=SimpleNamespace(hf_text_config=SimpleNamespace(hidden_size=256)),
         cache_config=SimpleNamespace(enable_prefix_caching=caching),
     )
-    caches = SimpleNamespace(kv_cache_groups=[group] * groups, num_blocks=100)
+    caches = SimpleNamespace(kv_cache_groups=groups, num_blocks=100)
     return ServedModel.of(config, caches, name_weights=False)
+
+
+def served(spec=FullAttentionSpec, *, pp=1, ranks=None, caching=True, **more):
+    return of(spec(**PAGE | more), pp=pp, ranks=ranks, caching=caching)
 
 
 def test_the_shape_is_that_of_vllms_pages():
@@ -59,29 +86,37 @@ def test_pipeline_stages_and_latent_kv():
     assert not served(dtype="torch.uint8", page_size_bytes=32 * 300).alike
 
 
-def test_the_cost_of_windows_is_logged():
-    def cost(**more):
-        return window_cost(
-            SimpleNamespace(hf_text_config=SimpleNamespace(**more), max_model_len=1000)
-        )
-
-    kinds = ["sliding_attention"] * 3 + ["full_attention"]
-    text = cost(layer_types=kinds, sliding_window=100)
-    assert text.startswith("3 of 4 layers attend to 100 tokens at most")
-    assert text.endswith("a request of 1000 tokens takes 3.1 times the memory")  # 4000 / 1300
-    kinds[0] = "chunked_attention"
-    text = cost(layer_types=kinds, sliding_window=100, attention_chunk_size=300)
-    assert "3 of 4 layers attend to 300 tokens at most" in text
-    assert not cost()
-    assert not cost(layer_types=None)
-    assert not cost(layer_types=kinds, sliding_window=None, attention_chunk_size=1000)
+def test_groups_are_those_of_vllm_with_full_attention_first():
+    window = SlidingWindowSpec(**PAGE, sliding_window=48)
+    draft = FullAttentionSpec(**PAGE)
+    model = of(window, FullAttentionSpec(**PAGE), MambaSpec(**STATE), draft, drafts=[3])
+    assert [group.number for group in model.groups] == [1, 0, 2]
+    assert [group.pages for group in model.groups] == [2, 2, 1]
+    assert (model.block_tokens, model.layer_names) == (64, ("a", "b", "a", "b", "c", "a"))
+    full, sliding, state = model.shape.groups
+    assert (full.kind, full.layers) == ("full", (0, 1))
+    assert (sliding.kind, sliding.layers, sliding.window) == ("sliding", (2, 3, 4), 48)
+    assert (state.kind, state.layers, state.state_bytes) == ("state", (5,), 3 * 4 * 2 + 8 * 4)
+    assert model.shape.layer_bytes(64, 1) == 2 * PAGE["page_size_bytes"]
+    # Where groups share memory the gaps between blocks are left out.
+    padded = SlidingWindowSpec(
+        **PAGE | {"page_size_bytes": 1 << 20},
+        sliding_window=48,
+        page_size_padded=1 << 20,
+        real_page_size_bytes=PAGE["page_size_bytes"],
+    )
+    assert of(FullAttentionSpec(**PAGE), padded).shape.layer_bytes(32, 1) == PAGE["page_size_bytes"]
 
 
 def test_what_cannot_be_served_is_refused():
     with pytest.raises(ConfigError, match=r"in 1 groups \(MambaSpec\)"):
-        served(MambaSpec)
-    with pytest.raises(ConfigError, match="in 2 groups"):
-        served(groups=2)
+        of(MambaSpec(**STATE))
+    with pytest.raises(ConfigError, match="group 1 of the model's layers has vLLM's CrossAtt"):
+        of(FullAttentionSpec(**PAGE), CrossAttentionSpec(**PAGE))
+    with pytest.raises(ConfigError, match="group 1 keeps states in vLLM's mode 'all'"):
+        of(FullAttentionSpec(**PAGE), MambaSpec(**STATE | {"mamba_cache_mode": "all"}))
+    with pytest.raises(ConfigError, match="pipeline_parallel_size is 2 and the model has 2 groups"):
+        of(FullAttentionSpec(**PAGE), MambaSpec(**STATE), pp=2)
     with pytest.raises(ConfigError, match="decode_context_parallel_size is 2"):
         served(ranks={"decode_context_parallel_size": 2})
     with pytest.raises(ConfigError, match="prefix caching is off"):

@@ -69,7 +69,7 @@ def test_requests_in_the_same_slots_are_stored_once():
     first, second = (PlayedRequest(name, list(PROMPT), len(PROMPT), 1) for name in "ab")
     for request in (first, second):
         assert one.scheduler.match(request, 0) == 0
-        one.scheduler.admit(request, [1, 2, 3, 4], 0)
+        one.scheduler.admit(request, [[1, 2, 3, 4]], 0)
     orders = one.scheduler.orders(planned({"a": 13, "b": 13}))
     assert stores(orders) == (0, 3)
 
@@ -78,7 +78,7 @@ def test_drafts_are_stored_once_they_are_accepted():
     one = make_engine()
     request = PlayedRequest("one", list(PROMPT[:6]), 6, 9)
     one.scheduler.match(request, 0)
-    one.scheduler.admit(request, [1, 2, 3], 0)
+    one.scheduler.admit(request, [[1, 2, 3]], 0)
     assert stores(one.scheduler.orders(planned({"one": 6}))) == (0, 1)
     one.scheduler.on_reports({0: StepNews(0, b"")})
     request.all_token_ids.append(6)

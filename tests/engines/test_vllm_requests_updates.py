@@ -93,16 +93,16 @@ def test_blocks_computed_from_blocks_of_other_weights_are_not_stored():
     scheduler = changed()
     stale = PlayedRequest("stale", list(PROMPT), len(PROMPT), 1)
     assert scheduler.match(stale, SIZE) == 0
-    scheduler.admit(stale, [1, 2, 3, 4], 0)  # vLLM found the first block in its own memory
+    scheduler.admit(stale, [[1, 2, 3, 4]], 0)  # vLLM found the first block in its own memory
     assert stores(scheduler.orders(planned({"stale": 9}, SIZE))) == (0, 0)
     fresh = PlayedRequest("fresh", list(PROMPT), len(PROMPT), 1)
     assert scheduler.match(fresh, 0) == 0
-    scheduler.admit(fresh, [5, 6, 7, 8], 0)
+    scheduler.admit(fresh, [[5, 6, 7, 8]], 0)
     assert stores(scheduler.orders(planned({"fresh": 13}))) == (0, 3)
     # Blocks written with the new weights can be read.
     behind = PlayedRequest("behind", [*PROMPT[: 2 * SIZE], 7, 7, 7, 7, 7], 13, 1)
     scheduler.match(behind, SIZE)
-    scheduler.admit(behind, [5, 9, 10, 11], 0)
+    scheduler.admit(behind, [[5, 9, 10, 11]], 0)
     assert sum(stores(scheduler.orders(planned({"behind": 9}, SIZE)))) > 0
 
 
@@ -110,7 +110,7 @@ def test_requests_that_run_through_a_change_keep_nothing_more():
     scheduler = Engine("", 1, 0, 0).scheduler
     one = PlayedRequest("one", list(PROMPT), len(PROMPT), 1)
     scheduler.match(one, 0)
-    scheduler.admit(one, [1, 2, 3, 4], 0)
+    scheduler.admit(one, [[1, 2, 3, 4]], 0)
     scheduler.cache.identity.doubt()
     assert stores(scheduler.orders(planned({"one": 13}))) == (0, 0)  # its weights are not known yet
     scheduler.on_reports({0: StepNews(0, b"", (1, b"other"))})
@@ -125,7 +125,7 @@ def test_requests_that_run_through_a_call_that_changed_nothing_are_stored():
     scheduler = Engine("", 1, 0, 0).scheduler
     one = PlayedRequest("one", list(PROMPT), len(PROMPT), 1)
     scheduler.match(one, 0)
-    scheduler.admit(one, [1, 2, 3, 4], 0)
+    scheduler.admit(one, [[1, 2, 3, 4]], 0)
     scheduler.cache.identity.doubt()
     assert stores(scheduler.orders(planned({"one": 13}))) == (0, 0)
     scheduler.on_reports({0: StepNews(0, b"", (1, b""))})

@@ -21,6 +21,23 @@ def test_random_schedules_over_host(seed, ranks, ahead):
     assert engine.failed == 0
 
 
+@pytest.mark.parametrize("kinds", ["w", "s", "ws"])
+@pytest.mark.parametrize(("ahead", "ranks"), [(0, 1), (1, 1), (1, 2)])
+@pytest.mark.parametrize("disk", [False, True])
+def test_random_schedules_of_windows_and_states(tmp_path, kinds, ahead, ranks, disk):
+    found = 0
+    for seed in range(4):
+        folder = tmp_path if disk else ""
+        engine = Engine(folder, ranks, ahead, seed % 2, host=6, kinds=kinds)
+        play(engine, 14, seed % 2)
+        engine.close()
+        assert engine.served > 0
+        assert engine.stored_blocks > 0
+        assert engine.failed == 0
+        found += engine.found
+    assert found > 0
+
+
 @pytest.mark.parametrize("alike", [False, True])
 @pytest.mark.parametrize("stages", [1, 2])
 def test_ranks_of_several_stages_and_of_latent_kv(tmp_path, stages, alike):

@@ -141,7 +141,7 @@ def test_requests_that_read_no_cache_are_not_cacheable():
         for field, value in more.items():
             setattr(request, field, value)
         engine.scheduler.match(request, 0)
-        engine.scheduler.admit(request, [1, 2, 3, 4], 0)
+        engine.scheduler.admit(request, [[1, 2, 3, 4]], 0)
         answer = engine.scheduler.end(request)
         assert answer == explained(13, 0, [[0, 13, "not cacheable"]])
     assert engine.scheduler.why.tokens == {"not cacheable": 26}
@@ -152,12 +152,12 @@ def test_a_session_counts_only_its_further_input():
     engine = make_engine()
     request = PlayedRequest("chat", list(range(13)), 13, 1)
     engine.scheduler.match(request, 0)
-    engine.scheduler.admit(request, [1, 2, 3, 4], 0)
+    engine.scheduler.admit(request, [[1, 2, 3, 4]], 0)
     why = engine.scheduler.why
     assert sum(why.tokens.values()) == 13
     request.all_token_ids += range(50, 60)
     request.num_prompt_tokens, request.computed = 23, 3 * SIZE
-    engine.scheduler.admit(request, [1, 2, 3, 4, 5, 6], 0)
+    engine.scheduler.admit(request, [[1, 2, 3, 4, 5, 6]], 0)
     assert sum(why.tokens.values()) == 23
     engine.scheduler.end(request)
     engine.close()

@@ -15,7 +15,7 @@ from kvtrie.engines.vllm.start_line import log_start
 HOST, DISK = 6, 64
 
 
-def lines(caplog, engine, folder, *, warning="", format_="native", disk=None, figures=(), **more):
+def lines(caplog, engine, folder, *, format_="native", disk=None, figures=(), **more):
     """The lines of a server over these workers."""
     rows = [{"kind": "host", "blocks": HOST}]
     if folder:
@@ -28,13 +28,13 @@ def lines(caplog, engine, folder, *, warning="", format_="native", disk=None, fi
     if disk is not None:
         rows[1]["format"] = disk
     settings, manager = Settings.read({"tiers": rows}), engine.scheduler.manager
-    log_start(settings, model, opened, manager, warning, figures=figures)
+    log_start(settings, model, opened, manager, figures=figures)
     return [(record.levelname, record.getMessage()) for record in caplog.records]
 
 
 def test_one_line_and_a_warning_about_a_host_smaller_than_the_gpu_cache(caplog):
     engine = Engine("", 1, 1, 0)
-    line, small, window = lines(caplog, engine, "", warning="about windows")
+    line, small = lines(caplog, engine, "")
     tokens = HOST * SIZE
     assert line == (
         "INFO",
@@ -43,7 +43,6 @@ def test_one_line_and_a_warning_about_a_host_smaller_than_the_gpu_cache(caplog):
     )
     assert small[0] == "WARNING"
     assert f"{HOST} blocks and the GPU cache {BLOCKS}" in small[1]
-    assert window == ("WARNING", "kvtrie: about windows")
 
 
 def test_a_format_is_logged_with_its_cost_and_the_bytes_that_it_takes(caplog):

@@ -26,17 +26,17 @@ class RecordedEngine(Engine):
     def stream(self, rank):
         return self.timelines[rank].stream
 
-    def compute(self, memory, rows, tables, bad):
+    def compute(self, name, memory, rows, tables, bad):
         for rank, layers in enumerate(self.memory):
             for layer, each in enumerate(layers.values()):
                 if each is memory:
                     self._record(self.timelines[rank], layer, len(layers), rows, tables)
-        super().compute(memory, rows, tables, bad)
+        super().compute(name, memory, rows, tables, bad)
 
     def _record(self, timeline, layer, layers, rows, tables):
         reads, writes = [], []
         for request, _tokens, begin, count in rows:
-            units = [("gpu", slot * layers + layer) for slot in tables[request]]
+            units = [("gpu", slot * layers + layer) for slot in tables[request][0]]
             reads += units[: begin // SIZE]
             writes += units[begin // SIZE : -(-(begin + count) // SIZE)]
         timeline.access(f"compute {layer}", reads, writes)
@@ -98,7 +98,7 @@ class World:
         record_copies(monkeypatch, {gpu: self.timeline}, lambda: self.fails and self.fails.pop(0))
         self.fails = []
         load, store = self.timeline.stream(None), self.timeline.stream(None)
-        self.copies = StepCopies(gpu, host, load, store)
+        self.copies = StepCopies(gpu, host, load, store, [range(LAYERS)])
         tiers = [
             Tier("gpu", blocks=BLOCKS, owner="engine", write="through"),
             Tier("host", blocks=BLOCKS),

@@ -21,7 +21,7 @@ def test_each_layer_is_on_host_before_the_next_is_computed():
     worker.load()
     for at, name in enumerate("ab"):
         worker.wait_for_layer(name)
-        one.compute(one.memory[0][name], rows, tables, set())
+        one.compute(name, one.memory[0][name], rows, tables, set())
         worker.save_layer("of another model")
         worker.save_layer(name)
         for layer in range(2):

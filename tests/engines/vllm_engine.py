@@ -4,6 +4,10 @@ The engine allocates blocks as vLLM does, reuses freed blocks at once, preempts,
 have a step under way while it plans the next one. A block's bytes are a number made of all tokens
 up to its end, so a wrong block anywhere shows. With a format of host memory they are that number
 times a pattern, which native blocks keep exactly and others nearly.
+
+With `kinds` the model has further groups of layers: `w` attends to a window, `s` keeps a state. As
+vLLM does, the engine gives blocks of windows back that no token attends to, keeps the state of a
+border for one more step, and computes nothing of a request before its loads have ended.
 """
 
 import random
@@ -11,7 +15,7 @@ import time
 import zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from threading import Barrier
@@ -22,14 +26,16 @@ import pytest
 import torch
 
 from kvtrie import ModelShape, Moves
-from kvtrie.engines.vllm.model import ServedModel
+from kvtrie.engines.vllm.model import ServedGroup, ServedModel
 from kvtrie.engines.vllm.scheduler import SchedulerConnector
 from kvtrie.engines.vllm.settings import Settings
 from kvtrie.engines.vllm.worker import WorkerConnector
+from kvtrie.model.layer_group import LayerGroup
 from kvtrie.settings.scope import Scope
 from kvtrie.transfer.copy_stream import CopyStream
 
 SIZE, LAYERS, BLOCKS = 4, 2, 14  # of the first stage
+WINDOW = 6  # tokens
 KEPT: dict = {}  # further settings of a host tier with a file
 PROMPT = list(range(13))  # three full blocks
 
@@ -44,7 +50,10 @@ class PlayedRequest:
     answer: int
     status: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(name="WAITING"))
     table: list = field(default_factory=list)
+    others: list = field(default_factory=list)  # tables of the groups after the first
     computed: int = 0
+    processed: int = 0  # tokens of executed steps
+    loaded: int | None = None  # tokens that its loads bring, while and after it waits for them
     prompt_embeds = lora_request = cache_salt = kv_transfer_params = kv_hints = session_id = None
     mm_features, priority, skip_reading_prefix_cache = (), 0, False
 
@@ -72,11 +81,24 @@ def mark(tokens, block):
     return zlib.crc32(bytes(tokens[: (block + 1) * SIZE])) % 251 + 1
 
 
-def served(names, ranks, stages, *, alike):
+def state(tokens):
+    """The number of a state after these tokens."""
+    return zlib.crc32(bytes(tokens)) % 241 + 1
+
+
+def served(names, ranks, stages, *, alike, kinds=""):
     """The model as a stage with these layers sees it."""
-    heads = 1 if alike else 2 * ranks
-    shape = ModelShape(len(names), heads, 8, fingerprint=f"halves {names}", latent=alike, tp=ranks)
-    return ServedModel(shape, SIZE, BLOCKS, tuple(names), stages, alike)
+    heads, layers = 1 if alike else 2 * ranks, len(names) + len(kinds)
+    shape = ModelShape(layers, heads, 8, fingerprint=f"halves {names}", latent=alike, tp=ranks)
+    groups = [ServedGroup(0, tuple(names))]
+    if kinds:
+        shaped = [LayerGroup(tuple(range(len(names))))]
+        for at, kind in enumerate(kinds, len(names)):
+            more = {"w": ("sliding", WINDOW), "s": ("state", 0)}[kind]
+            shaped.append(LayerGroup((at,), *more, state_bytes=64 if kind == "s" else None))
+            groups.append(ServedGroup(len(groups), (kind,), state=kind == "s"))
+        shape = replace(shape, groups=tuple(shaped))
+    return ServedModel(shape, SIZE, BLOCKS * (1 + len(kinds)), tuple(groups), stages, alike)
 
 
 class Exchange:
@@ -106,6 +128,7 @@ class Engine:
         naming: hashes of blocks, for events.
         clock: the scheduler's, and the wall's; None is the system's.
         keep: path of the file of host memory; None for memory that ends with the engine.
+        kinds: further groups of one layer each: "w" with a window, "s" with a state.
     """
 
     def __init__(
@@ -124,11 +147,15 @@ class Engine:
         keep=None,
         store=None,
         format_=None,
+        kinds="",
         **more,
     ):
-        self.draw, self.ahead = random.Random(seed), ahead
+        self.draw, self.ahead, self.kinds = random.Random(seed), ahead, kinds
+        self.blocks, self.loading = BLOCKS * (1 + len(kinds)), {}
         self.layerwise = more.get("use_layerwise", False)
-        rows = [{"kind": "host", "blocks": host} | ({"keep": str(keep), **KEPT} if keep else {})]
+        # A block of two layers, its windows and states.
+        room = {"bytes": host * 2048 * (1 + len(kinds))} if kinds else {"blocks": host}
+        rows = [{"kind": "host", **room} | ({"keep": str(keep), **KEPT} if keep else {})]
         self.pattern, self.native = None, more.get("native_first", 0) // SIZE
         self.error = {"int8": 0.02, "fp8": 0.12}.get(format_)  # of a number, at most
         if format_:
@@ -136,7 +163,8 @@ class Engine:
             self.pattern = torch.rand(2, SIZE, 2, 8, generator=torch.manual_seed(0)) + 0.5
             more["uncalibrated"] = True
         if folder:
-            rows.append({"kind": "disk", "blocks": 64, "path": str(folder)})
+            room = {"bytes": 1 << 22} if kinds else {"blocks": 64}
+            rows.append({"kind": "disk", **room, "path": str(folder)})
         if store is not None:
             row = {"path": store} if isinstance(store, str) else store
             rows.append({"kind": "remote", "blocks": 1000, **row})
@@ -146,25 +174,31 @@ class Engine:
         self.layers, self.memory, self.workers = [], [], []
         for names in ("ab", "c")[:stages]:  # unequal stages
             self.open(settings, names, ranks, stages, alike=alike)
-        model = served("ab", ranks, stages, alike=alike)
+        model = served("ab", ranks, stages, alike=alike, kinds=kinds)
         opened = {rank: worker.opened() for rank, worker in enumerate(self.workers)}
         clock = clock or time.monotonic_ns
         self.scheduler = SchedulerConnector(settings, model, opened, naming=naming, clock=clock)
-        self.free = list(range(1, BLOCKS))
+        self.free = list(range(1, self.blocks))
         self.waiting, self.running, self.under_way = deque(), [], deque()
         self.broken = []
-        self.found = self.failed = self.served = 0
+        self.found = self.failed = self.served = self.late = 0
         self.whole = False  # whether a step computes all that is left of a request
         self.seen = []
 
     def open(self, settings, names, ranks, stages, *, alike):
         """The workers of a stage, which wait for each other as they exchange values."""
-        model, exchange = served(names, ranks, stages, alike=alike), Exchange(ranks)
+        model = served(names, ranks, stages, alike=alike, kinds=self.kinds)
+        exchange = Exchange(ranks)
         wide = (SIZE, 8) if alike else (2, SIZE, 2, 8)
         first = len(self.memory)
         for _ in range(ranks):
-            self.layers.append(names)
-            self.memory.append({name: torch.zeros(BLOCKS, *wide) for name in names})
+            self.layers.append(names + self.kinds)
+            self.memory.append(
+                {
+                    name: torch.zeros(self.blocks, *((16,) if name == "s" else wide))
+                    for name in names + self.kinds
+                }
+            )
 
         def worker(rank):
             return WorkerConnector(
@@ -191,43 +225,47 @@ class Engine:
         self.seen.append(PlayedRequest(name, list(tokens), len(tokens), answer))
         self.waiting.append(self.seen[-1])
 
-    def some(self, left):
-        """The number of tokens that a step computes out of those left."""
-        return left if self.whole else min(self.draw.randint(1, 9), left)
+    def some(self, left, had=0):
+        """The number of tokens that a step computes out of those left, after those it had."""
+        count = left if self.whole else min(self.draw.randint(1, 9), left)
+        # A state is kept where a step ends: vLLM ends most at a border.
+        border = (had // SIZE + 1) * SIZE - had
+        return min(count, border) if "s" in self.kinds and self.draw.random() < 0.7 else count
 
     def plan(self):
         """As vLLM's scheduler: running requests first, then those that wait."""
-        counts, before, grown, new = {}, {}, {}, []
+        counts, before, grown, new, self.offers = {}, {}, {}, [], {}
         for request in list(self.running):
             if request not in self.running or request.computed >= request.num_tokens:
                 continue  # its next token is still being sampled
-            count = self.some(request.num_tokens - request.computed)
-            need = -(-(request.computed + count) // SIZE) - len(request.table)
-            while need > len(self.free) and self.running[-1] is not request:
+            count = self.some(request.num_tokens - request.computed, request.computed)
+            self.give_back(request)
+            while not (fits := self.fits(request, count)) and self.running[-1] is not request:
                 self.preempt(self.running[-1], counts)
-            if need > len(self.free):
+            if not fits:
                 self.preempt(request, counts)
                 continue
-            grown[request.request_id] = self.take(need)
-            request.table += grown[request.request_id]
+            grown[request.request_id] = self.grow(request, request.computed + count)
             self.schedule(request, count, counts, before)
         while self.waiting and len(self.running) < 4:
             request = self.waiting[0]
-            # The next input of a session is not asked for.
+            # The next input of a session is not asked for, nor a request whose loads have ended.
             loaded = 0 if request.computed else self.scheduler.match(request, 0)
             if loaded is None:
                 self.waiting.rotate(-1)
                 break
             had = request.computed + loaded
-            count = self.some(request.num_tokens - had)
-            need = -(-(had + count) // SIZE) - len(request.table)
-            if need > len(self.free):
+            count = self.some(request.num_tokens - had, had)
+            if not self.fits(request, count, had):
                 break
             self.waiting.popleft()
-            request.table += self.take(max(need, 0))
+            if loaded and self.kinds:
+                self.load(request, loaded)
+                continue
+            self.grow(request, had + count)
             request.status.name = "RUNNING"
             self.running.append(request)
-            self.scheduler.admit(request, list(request.table), loaded)
+            self.scheduler.admit(request, [list(request.table), *map(list, request.others)], loaded)
             request.computed = had
             self.found += loaded
             new.append(request.request_id)
@@ -238,24 +276,69 @@ class Engine:
             ],
             scheduled_cached_reqs=SimpleNamespace(
                 req_ids=[name for name in counts if name in grown],
-                new_block_ids=[(grown[name],) for name in counts if name in grown],
+                new_block_ids=[grown[name] for name in counts if name in grown],
                 num_computed_tokens=[before[name] for name in counts if name in grown],
             ),
             scheduled_spec_decode_tokens={},
             num_scheduled_tokens=dict(counts),
             total_num_scheduled_tokens=sum(counts.values()),
+            kv_connector_block_state=SimpleNamespace(boundary_state_offloads=self.offers),
         )
         orders = self.scheduler.orders(output)
         rows = [
             (self.of(name), list(self.of(name).all_token_ids), before[name], count)
             for name, count in counts.items()
         ]
-        tables = {request: list(request.table) for request, *_ in rows}
+        tables = {
+            request: [list(request.table), *map(list, request.others)] for request, *_ in rows
+        }
         self.under_way.append((orders, rows, tables))
+
+    def load(self, request, loaded):
+        """Give a request the blocks that its loads fill; it waits for them."""
+        request.table += self.take(loaded // SIZE)
+        for kind in self.kinds:
+            first = max(0, loaded - WINDOW + 1) // SIZE if kind == "w" else loaded // SIZE - 1
+            request.others.append([0] * first + self.take(loaded // SIZE - first))
+        self.scheduler.admit(request, [list(request.table), *map(list, request.others)], loaded)
+        request.computed = request.loaded = loaded
+        self.loading[request.request_id] = request, set()
+
+    def fits(self, request, count, had=None):
+        """Whether there are blocks for a request's next tokens, at most one more per block."""
+        had = request.computed if had is None else had
+        blocks = -(-(had + count) // SIZE)
+        return max(0, blocks - len(request.table)) * (1 + len(self.kinds)) <= len(self.free)
+
+    def grow(self, request, tokens):
+        """Give a request blocks up to a number of tokens; the new ones of each group."""
+        blocks, given = -(-tokens // SIZE), []
+        request.others = request.others or [[] for _ in self.kinds]
+        for kind, table in zip("f" + self.kinds, [request.table, *request.others], strict=True):
+            if kind == "s":  # the running state is in the last block alone
+                table.extend([0] * (blocks - 1 - len(table)))
+            new = self.take(max(0, blocks - len(table)))
+            table.extend(new)
+            given.append(new)
+        return given
+
+    def give_back(self, request):
+        """Take the blocks that no further token of a request attends to."""
+        done = request.processed
+        for kind, table in zip(self.kinds, request.others, strict=True):
+            kept = (done - WINDOW + 1) // SIZE if kind == "w" else (done - 1) // SIZE
+            for at in range(min(max(0, kept), len(table))):
+                self.free += [table[at]] * (table[at] > 0)
+                table[at] = 0
 
     def schedule(self, request, count, counts, before):
         counts[request.request_id], before[request.request_id] = count, request.computed
         request.computed += count
+        at, rest = divmod(request.computed, SIZE)
+        if "s" in self.kinds and not rest:
+            group = self.kinds.index("s")
+            offer = group + 1, request.others[group][at - 1], request.computed
+            self.offers[request.request_id] = [offer]
 
     def of(self, name):
         return next(one for one in self.running if one.request_id == name)
@@ -267,11 +350,17 @@ class Engine:
 
     def preempt(self, request, counts):
         counts.pop(request.request_id, None)
+        self.offers.pop(request.request_id, None)
         self.running.remove(request)
         request.status.name = "PREEMPTED"
-        self.free += request.table
-        request.table, request.computed = [], 0
+        self.release(request)
         self.waiting.appendleft(request)
+
+    def release(self, request):
+        """Take all blocks of a request."""
+        self.free += request.table + [slot for table in request.others for slot in table if slot]
+        request.table, request.others, request.computed, request.processed = [], [], 0, 0
+        request.loaded = None
 
     def replace(self, request, computed, tokens):
         """The next input of a session: it replaces the tokens that do not count as computed."""
@@ -287,8 +376,30 @@ class Engine:
             self.running.remove(request)
         if request in self.waiting:
             self.waiting.remove(request)
-        self.free += request.table
-        request.table = []
+        if request.request_id not in self.loading:  # else its loads have to end first
+            self.release(request)
+
+    def receive(self, rank, worker):
+        """Requests whose loads have ended on every rank go on, or are computed."""
+        received, failed = worker.received()
+        for name in received:
+            request, ranks = self.loading[name]
+            ranks.add(rank)
+            if name in failed:
+                request.loaded = None
+            if len(ranks) < len(self.workers):
+                continue
+            del self.loading[name]
+            if name not in self.scheduler.requests.waiting:  # aborted meanwhile
+                self.release(request)
+                continue
+            if request.loaded is None:
+                self.late += 1
+                self.release(request)
+            else:
+                request.processed = request.loaded
+                self.found += request.loaded
+            self.waiting.appendleft(request)
 
     def execute(self):
         """The oldest step: each worker stores, loads, and writes what the step computes."""
@@ -298,19 +409,18 @@ class Engine:
         by_layer = self.draw.random() < 0.7 or self.layerwise
         for rank, worker in enumerate(self.workers):
             worker.store(orders)
-            worker.load()
+            if not self.kinds:  # else as vLLM does where no request reads what the step loads
+                worker.load()
             for name in self.layers[rank]:
-                if by_layer:
-                    worker.wait_for_layer(name)
-                bad |= worker.bad_slots()
-                self.compute(self.memory[rank][name], rows, tables, bad)
-                if by_layer:
-                    worker.save_layer(name)
-            worker.finish()
+                bad |= self.run_layer(rank, name, rows, tables, bad, by_layer=by_layer)
+            self.end_step(rank, worker)
             news[rank] = worker.news(idle=not rows)
-        broken = [request for request, *_ in rows if bad & set(tables[request])]
+        broken = [request for request, *_ in rows if bad & set(tables[request][0])]
         for request, tokens, begin, count in rows:
-            stored = request.table[: len(tables[request])] == tables[request]
+            table = tables[request][0]
+            stored = request.table[: len(table)] == table
+            if stored and request in self.running:
+                request.processed = max(request.processed, begin + count)
             if stored and request in self.running and request not in broken:
                 self.sample(request, tokens, begin + count)
         self.scheduler.on_reports(news)
@@ -319,6 +429,25 @@ class Engine:
             self.failed += 1
             if request in self.running or request in self.waiting:  # preempted since
                 self.finish(request)
+
+    def end_step(self, rank, worker):
+        """End a step of a rank."""
+        if self.kinds:
+            worker.load()
+        worker.finish()
+        if self.kinds:
+            self.receive(rank, worker)
+
+    def run_layer(self, rank, name, rows, tables, bad, *, by_layer):
+        """A layer of a rank; the blocks that were not loaded for it. vLLM calls for no state."""
+        worker, by_layer = self.workers[rank], by_layer and name != "s"
+        if by_layer:
+            worker.wait_for_layer(name)
+        bad = bad | worker.bad_slots()
+        self.compute(name, self.memory[rank][name], rows, tables, bad)
+        if by_layer:
+            worker.save_layer(name)
+        return bad
 
     def sample(self, request, tokens, end):
         """The next token of a request whose last one was computed, or its end."""
@@ -329,18 +458,31 @@ class Engine:
             else:
                 request.all_token_ids.append(sum(tokens) % 7)
 
-    def compute(self, memory, rows, tables, bad):
+    def compute(self, name, memory, rows, tables, bad):
         """A layer: read what comes before, which must be right, and write what is computed."""
+        group = 1 + self.kinds.index(name) if name in self.kinds else 0
         for request, tokens, begin, count in rows:
-            table, end = tables[request], begin + count
+            table, end = tables[request][group], begin + count
+            if name == "s":
+                self.compute_state(memory, table, tokens, (begin, end))
+                continue
             # Skip a request in flight whose load failed, or that reads a block that failed to load.
             if request in self.broken or not bad.isdisjoint(table[: begin // SIZE]):
                 continue
-            for block in range(begin // SIZE):
-                assert self.right(memory[table[block]], tokens, block), (block, begin)
+            first = max(0, begin - WINDOW + 1) // SIZE if name == "w" else 0
+            for block in range(first, begin // SIZE):
+                assert self.right(memory[table[block]], tokens, block), (name, block, begin)
             for block in range(begin // SIZE, -(-end // SIZE)):
                 whole = end >= (block + 1) * SIZE
                 memory[table[block]] = self.content(tokens, block) if whole else -1.0
+
+    def compute_state(self, memory, table, tokens, span):
+        """A layer goes on from the state after the tokens before, and leaves that after them."""
+        begin, end = span
+        if begin:
+            found = memory[table[(begin - 1) // SIZE]]
+            assert (found == state(tokens[:begin])).all(), (begin, found)
+        memory[table[(end - 1) // SIZE]] = float(state(tokens[:end]))
 
     def content(self, tokens, block):
         number = mark(tokens, block)
@@ -363,15 +505,28 @@ class Engine:
         stored = []
         for at, block in enumerate(blocks):
             for copy in block.copies:
-                if copy.tier != 1 or copy.layer_hi != LAYERS:
+                if copy.tier == 1 and copy.group:
+                    self.check_part(copy, tokens, at)
+                if copy.tier != 1 or copy.group or copy.layer_hi != LAYERS:
                     continue
                 stored.append(at)
                 for worker in self.workers if self.pattern is None else ():
                     rows = worker.host.layer_units(np.asarray([copy.slot]), 0)
                     for row in range(rows[0], rows[0] + worker.gpu.layers):
-                        found = worker.host.planes[0][row].view(torch.float32)
-                        assert (found == mark(tokens, at)).all(), (at, row)
+                        found = worker.host.layer_bytes(
+                            copy.slot, (row - rows[0], row - rows[0] + 1)
+                        )
+                        assert (found.view(torch.float32) == mark(tokens, at)).all(), (at, row)
         return stored
+
+    def check_part(self, copy, tokens, at):
+        """A block of a group after the first on host has the right bytes."""
+        wanted = mark(tokens, at)
+        if self.kinds[copy.group - 1] == "s":
+            wanted = state(tokens[: (at + 1) * SIZE])
+        for worker in self.workers if copy.layer_lo < copy.layer_hi else ():
+            found = worker.host.groups[copy.group].block(copy.slot).view(torch.float32)
+            assert (found == wanted).all(), (copy.group, at, found)
 
     def step(self):
         self.plan()
@@ -386,7 +541,7 @@ class Engine:
 
     def drain(self):
         for _ in range(3000):
-            if not (self.scheduler.busy or self.waiting or self.running):
+            if not (self.scheduler.busy or self.waiting or self.running or self.loading):
                 while self.under_way:
                     self.execute()
                 if not self.scheduler.busy:
@@ -436,7 +591,7 @@ def play(engine, requests, seed, aborts=0.1):
     stats = engine.scheduler.manager.stats()
     assert (stats.leases, stats.moves) == (0, 0)
     assert engine.scheduler.requests.pins.blocks == 0
-    assert sorted(engine.free) == list(range(1, BLOCKS))
+    assert sorted(engine.free) == list(range(1, engine.blocks))
     engine.stored_blocks = sum(len(engine.on_host(each.all_token_ids)) for each in engine.seen)
     engine.scheduler.manager.audit()
 

@@ -29,6 +29,8 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 from vllm import LLM, SamplingParams
 from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
@@ -90,6 +92,26 @@ def tiny_deepseek(folder):
         v_head_dim=32,
     )
     return written(DeepseekV2ForCausalLM, config, folder)
+
+
+def tiny_qwen(folder):
+    """Three layers with states and one with full attention, in bfloat16."""
+    config = Qwen3NextConfig(
+        **_TINY | {"dtype": "bfloat16", "max_position_embeddings": 8192},
+        num_key_value_heads=2,
+        head_dim=32,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        linear_num_key_heads=1,
+        linear_num_value_heads=2,
+        mlp_only_layers=[0, 1, 2],  # vLLM wants a layer with experts
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+        layer_types=["linear_attention"] * 3 + ["full_attention"],
+    )
+    return written(Qwen3NextForCausalLM, config, folder)
 
 
 @contextmanager

@@ -5,30 +5,8 @@ from __future__ import annotations
 import servers
 from servers import BLOCK, prompt, same, serve
 
-from kvtrie.engines.vllm import connector
-
 PROMPTS = [prompt(seed, 200) for seed in range(3)]
 HOST = {"tiers": [{"kind": "host", "blocks": 64}]}
-
-
-def test_layers_with_windows_are_stored_whole_and_the_cost_is_logged(tmp_path, monkeypatch):
-    model = servers.tiny_gemma(tmp_path)
-    lines = []
-    monkeypatch.setattr(connector._LOG, "warning", lambda line, *more: lines.append(line % more))
-    with serve(model) as server:
-        wanted = server.answers(PROMPTS)
-    assert not lines
-    with serve(model, HOST) as server:
-        same(server.answers(PROMPTS), wanted)
-        server.settle()
-        server.forget()
-        same(server.answers(PROMPTS), wanted)
-        assert server.kv_scheduler.cache.counters.tokens["host"] >= 3 * 6 * BLOCK
-        server.check()
-    # 4 x 640 tokens in place of 2 x 640 + 2 x 64.
-    (line,) = [one for one in lines if "layers attend" in one]
-    assert "2 of 4 layers attend to 64 tokens at most" in line
-    assert "640 tokens takes 1.8 times the memory" in line
 
 
 def test_among_several_connectors(tmp_path):

@@ -183,6 +183,7 @@ class DiskStorage(BlockFiles):
         above: BlockFormat | None = None,
         rank: int = 0,
         ranks: int = 1,
+        clock: Callable[[], int] = time.time_ns,
         apart: bool = False,
     ) -> Self:
         """Open the files that a tier asks for.
@@ -195,6 +196,7 @@ class DiskStorage(BlockFiles):
             rank: the tensor-parallel rank whose part of the KV this is; ranks share a folder, and
                 each has a separate store in it.
             ranks: how many there are, as the manager has it.
+            clock: the wall clock in nanoseconds.
             apart: whether the groups of the model's layers are kept apart.
 
         Raises:
@@ -221,6 +223,7 @@ class DiskStorage(BlockFiles):
                     durability=tier.durability,
                     io=tier.io,
                     rank=rank,
+                    clock=clock,
                     slots=slots,
                     owners=owners,
                     rest=parts[-1] if parts else None,

@@ -4,7 +4,8 @@ The engine has one tensor per layer, or one for K and one for V, whose axis of b
 anywhere and whose strides may be any. A unit is one layer of one block as plain bytes: the bytes of
 its tensors concatenated, each in the order of its other axes. If only the engine knows their
 meaning the pool is *opaque*: its bytes are moved whole, and no tier below keeps them in another
-format.
+format. A model whose groups of layers are kept apart has a pool per group: that of the first one is
+the tier's.
 Invariant: no memory is taken, and none is written but blocks that moves name. Cost: one gather and
 one scatter per layer and tensor, or, if a block's bytes are contiguous, one copy per run of
 neighbours.
@@ -25,10 +26,12 @@ from kvtrie.kernels import copy_rows
 from kvtrie.model.layout import Layout
 from kvtrie.tiers.block_format import FORMAT
 from kvtrie.tiers.conversion import PIECE_BYTES
+from kvtrie.tiers.group_slots import GroupSlots
 from kvtrie.tiers.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from typing import Self
 
     from numpy.typing import NDArray
 
@@ -47,6 +50,8 @@ class EnginePool(Pool):
         block_axis: the axis of blocks, the same in all tensors.
         opaque: the engine's name of a block's layout, if no axis but that of blocks has a meaning
             outside the engine; empty if K and then V are ordered by token, head and number.
+        group: the number of the group of layers that the tensors are of; None has all layers.
+        rest: the pool of the groups after it.
 
     Raises:
         ConfigError: tensors that do not fit each other or the model.
@@ -60,9 +65,12 @@ class EnginePool(Pool):
         *,
         block_axis: int = 0,
         opaque: str = "",
+        group: int | None = None,
+        rest: Self | None = None,
     ) -> None:
-        if len(tensors) != model.layers:
-            raise ConfigError(f"{len(tensors)} layers of tensors for {model.layers} of the model")
+        layers = model.layers if group is None else len(model.groups[group].layers)
+        if len(tensors) != layers:
+            raise ConfigError(f"{len(tensors)} layers of tensors for {layers} of the model")
         self._parts = [
             [
                 _blocks_first(part, block_axis, layer)
@@ -74,7 +82,10 @@ class EnginePool(Pool):
         if len(rooms) != 1 or not rooms[0]:
             raise ConfigError(f"tensors of {rooms} blocks: one number above 0 wanted for all")
         layout = Layout(dtype=model.dtype, latent=model.latent, opaque=opaque)
-        super().__init__(model, rooms[0], block_tokens, layout=layout)
+        slots = None
+        if group is not None:
+            slots = GroupSlots.of_engine(model, group, rooms[0], block_tokens)
+        super().__init__(model, rooms[0], block_tokens, layout=layout, slots=slots, rest=rest)
         wanted, devices = self.unit_bytes, set[torch.device]()
         for layer, parts in enumerate(self._parts):
             found = sum(_row_bytes(part) for part in parts)
@@ -114,6 +125,8 @@ class EnginePool(Pool):
                 self.copy_from(dense, np.arange(len(units[piece])), units[piece])
             return
         (plane,) = source.planes
+        if not source.slots.even:
+            plane, source_units = source.lifted(source_units), np.arange(len(units))
         for layer, rows in self._by_layer(units):
             self._fill(layer, units[rows] // self.layers, plane, source_units[rows])
 
@@ -126,9 +139,16 @@ class EnginePool(Pool):
             ConfigError: another engine's tensors, or pools that differ in more than the format.
         """
         self._require(target)
-        (plane,) = target.planes
+        (plane,), there = target.planes, target_units
+        if not target.slots.even:
+            plane = torch.empty(
+                (len(units), self.unit_bytes), dtype=torch.uint8, device=self.device
+            )
+            there = np.arange(len(units))
         for layer, rows in self._by_layer(units):
-            self._drain(layer, units[rows] // self.layers, plane, target_units[rows])
+            self._drain(layer, units[rows] // self.layers, plane, there[rows])
+        if not target.slots.even:
+            target.lower(target_units, plane)
 
     def convert_into(
         self, units: NDArray[np.int64], target: Pool, target_units: NDArray[np.int64]

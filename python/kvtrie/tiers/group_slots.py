@@ -114,6 +114,19 @@ class GroupSlots:
             for group, each in enumerate(pages.per_page)
         )
 
+    @classmethod
+    def of_engine(cls, model: ModelShape, group: int, blocks: int, block_tokens: int) -> Self:
+        """Return the slots of a group in an engine's tensors, which have no pages in common.
+
+        Args:
+            model: the shape whose KV is kept; sizes are those of one rank.
+            group: which of its groups.
+            blocks: number of slots.
+            block_tokens: tokens of a block.
+        """
+        form = BlockFormat.of_group(model, group, block_tokens, None)
+        return cls(form, blocks, form.layers * form.unit_bytes, group=group)
+
     @property
     def number(self) -> int:
         """The number of the group on its tier."""

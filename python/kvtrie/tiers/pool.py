@@ -370,12 +370,12 @@ class Pool(SlotNumbers):
                 conversion.Dense.zeros(pool.block_format, len(here), pool.device)
                 for pool in (self, target)
             )
-            source.fill(self._lifted(here))
+            source.fill(self.lifted(here))
             conversion.convert(source, near, sink, near)
-            target._lower(there, torch.cat(sink.planes, dim=1))
+            target.lower(there, torch.cat(sink.planes, dim=1))
 
-    def _lifted(self, units: NDArray[np.int64]) -> torch.Tensor:
-        """A copy of units of a group, uint8 `(n, bytes per unit)`."""
+    def lifted(self, units: NDArray[np.int64]) -> torch.Tensor:
+        """Return a copy of units of a group, uint8 `(n, bytes per unit)`."""
         made = torch.empty((len(units), self.unit_bytes), dtype=torch.uint8, device=self.device)
         rows = made.view(-1, self.slots.wide)
         copy_rows(
@@ -383,7 +383,7 @@ class Pool(SlotNumbers):
         )
         return made
 
-    def _lower(self, units: NDArray[np.int64], rows: torch.Tensor) -> None:
+    def lower(self, units: NDArray[np.int64], rows: torch.Tensor) -> None:
         """Write units of a group."""
         rows = rows.view(-1, self.slots.wide)
         copy_rows(

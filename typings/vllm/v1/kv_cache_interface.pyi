@@ -12,6 +12,7 @@ class KVCacheConfig:
 class KVCacheGroupSpec:
     kv_cache_spec: Any
     layer_names: list[str]
+    is_eagle_group: bool
 
 @dataclass(init=False)
 class FullAttentionSpec:
@@ -21,6 +22,27 @@ class FullAttentionSpec:
     dtype: Any
     @property
     def page_size_bytes(self) -> int: ...
+    page_size_padded: int | None
+    @property
+    def real_page_size_bytes(self) -> int: ...
 
 @dataclass(init=False)
 class MLAAttentionSpec(FullAttentionSpec): ...
+
+@dataclass(init=False)
+class SlidingWindowSpec:
+    sliding_window: int
+
+@dataclass(init=False)
+class SlidingWindowMLASpec(SlidingWindowSpec):
+    sliding_window: int
+
+@dataclass(init=False)
+class ChunkedLocalAttentionSpec:
+    attention_chunk_size: int
+
+@dataclass(init=False)
+class MambaSpec:
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[Any, ...]
+    mamba_cache_mode: str

@@ -39,16 +39,23 @@ class Admission:
         self._cache, self._requests, self._commits = cache, requests, commits
         self._loads, self._misses = loads, misses
 
-    def admit(self, request: Request, table: list[int], loaded: int) -> None:
+    def admit(self, request: Request, tables: list[list[int]], loaded: int) -> None:
         """Take note that vLLM has given blocks to a request.
+
+        With several groups vLLM computes nothing of the request before its blocks are loaded, and
+        then gives it blocks again.
 
         Args:
             request: the request.
-            table: all of its blocks.
+            tables: all of its blocks, by group.
             loaded: tokens after vLLM's own hit that kvtrie loads.
         """
         cache, now = self._cache, self._cache.clock()
         waiting = self._requests.of(request)
+        run = self._requests.running.get(request.request_id)
+        if run is not None and run.receiving and waiting.sequence.computed() and not loaded:
+            self._go_on(run, tables)
+            return
         unsure = self._end_last_run(request, waiting)
         sequence, start = waiting.sequence, waiting.start
         local = sequence.tokens(start)
@@ -56,14 +63,15 @@ class Admission:
         self._misses.admitted(request, waiting, end, now)
         if waiting.scope is None or cache.resetting:
             return
-        own, new = table[: local // cache.size], table[local // cache.size :]
-        table = sequence.slots(table)
-        promised = table[start // cache.size : end // cache.size]
+        first, last = start // cache.size, end // cache.size
+        own = {slot for table in tables for slot in table[: local // cache.size]}
+        tables = [sequence.slots(tables[0]), *tables[1:]]
+        promised = [slot for table in tables for slot in table[first:last] if slot]
         if not cache.identity.settled or cache.identity.reads_stale(request, own):
             self._requests.pins.end(waiting.pinned, now)
-            self._loads.lose(promised, "blocks of other weights")
+            self._loads.lose(request.request_id, promised, "blocks of other weights")
             return
-        cache.identity.written(new)
+        cache.identity.written({slot for table in tables for slot in table} - own)
         cache.counters.tokens["asked"] += sequence.known - local
         lease = self._acquire(waiting, end, now, promised)
         if lease is None:
@@ -72,22 +80,37 @@ class Admission:
             request,
             sequence,
             lease,
-            list(table),
+            [list(table) for table in tables],
             cache.step,
             waiting.prompt,
             waiting.identity,
             lease.tokens + cache.size,
         )
         run.stopped = unsure
+        run.receiving = bool(loaded) and len(tables) > 1
         self._requests.running[request.request_id] = run
         self._requests.pins.end(waiting.pinned, now)
         cache.use(lease)
         self._commits.learn(run, 0, only_missing=True)
-        lease.bind(0, table)
+        for group, table in enumerate(run.tables):
+            if cache.groups[group].state:
+                # Only the state at the end of the loads is one of a border.
+                run.tables[group] = [0] * (last - 1) + table[last - 1 : last] if loaded else []
+            run.bind(group, 0)
         if loaded:
-            self._load(run, start // cache.size, promised, now)
+            self._load(run, first, last, promised, now)
             host, disk, store = waiting.sources(loaded)
             cache.counters.tokens.update(host=host, disk=disk, remote=store)
+
+    def _go_on(self, run: RunningRequest, tables: list[list[int]]) -> None:
+        """Name the further slots of a request whose loads have ended."""
+        run.receiving, run.begun = False, self._cache.step
+        for group, table in enumerate(tables):
+            had = len(run.tables[group])
+            if not self._cache.groups[group].state:
+                run.tables[group] += table[had:]
+                run.bind(group, had)
+                self._cache.identity.written(table[had:])
 
     def _acquire(
         self, waiting: WaitingRequest, end: int, now: int, promised: list[int]
@@ -104,20 +127,21 @@ class Admission:
                 load="none",
             )
         except KvtrieError as error:
-            self._loads.lose(promised, f"{type(error).__name__} at admission")
+            request_id = waiting.sequence.request_id
+            self._loads.lose(request_id, promised, f"{type(error).__name__} at admission")
             self._requests.pins.end(waiting.pinned, now)
             return None
 
-    def _load(self, run: RunningRequest, first: int, slots: list[int], now: int) -> None:
-        """Load blocks from one on into slots."""
-        cache, last, ids = self._cache, first + len(slots), list[int]()
+    def _load(self, run: RunningRequest, first: int, last: int, slots: list[int], now: int) -> None:
+        """Load the blocks of a range into slots of all groups."""
+        cache, ids = self._cache, list[int]()
         if run.lease.matched >= last * cache.size:
             try:
                 ids = run.lease.load(blocks=(first, last), now=now).tolist()
             except KvtrieError as error:
                 cache.counters.lost[f"{type(error).__name__} at load"] += 1
         if len(ids) != len(slots):
-            self._loads.lose(slots, "a promise that did not hold")
+            self._loads.lose(run.request.request_id, slots, "a promise that did not hold")
             run.stopped = True
         self._loads.add(run, ids, slots)
 

@@ -21,7 +21,7 @@ __all__ = ["AgeWriter", "Aged"]
 _LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
 _MOST_WAITING = 64  # steps whose rows may wait for the device
 
-_Rows = list[tuple[bytes, int, int, int]]
+_Rows = list[tuple[bytes, int, int, int, *tuple[int, ...]]]
 
 
 class Aged(Protocol):

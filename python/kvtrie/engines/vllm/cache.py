@@ -59,7 +59,8 @@ class ServedCache:
     Attributes:
         native: the native blocks at the start of prompts.
         size: tokens of a block.
-        layers: layers of a whole block.
+        layers: layers of a whole block, in its first group.
+        groups: the groups of the model's layers.
         manager: the manager.
         disk: index of its disk; None without one.
         remote: index of its shared store; None without one.
@@ -86,11 +87,11 @@ class ServedCache:
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.native = NativeFirst.of(settings, model)
-        self.size, self.layers, self.clock = model.block_tokens, model.shape.layers, clock
+        self.size, self.layers, self.clock = model.block_tokens, model.first_layers, clock
+        self.groups = model.groups
         tiers = opened_tiers(settings, model, opened, self.native)
         at = {tier.kind: index for index, tier in enumerate(tiers)}
         self.disk, self.remote = at.get("disk"), at.get("remote")
-        self.host_blocks = tiers[HOST].blocks or 0
         self.manager = BlockManager(
             model.shape,
             tiers,
@@ -101,7 +102,9 @@ class ServedCache:
             events=_MOST_EVENTS if settings.events else 0,
             events_of="residency",
             explain=settings.why,
+            resume=model.resume,
         )
+        self.host_blocks = self.manager.stats().tiers["host"].slots
         rows = {
             HOST: [each.kept_rows for each in opened.values() if each.kept_rows is not None],
             DISK: [each.rows for each in opened.values() if each.rows is not None],
@@ -118,7 +121,7 @@ class ServedCache:
         kept = tiers[HOST].keep is not None
         lasting = [HOST] * kept + [DISK] * (self.disk is not None)
         self.used = {tier: UsedBlocks(self.manager, tier) for tier in lasting}
-        left = {tier: on_every_rank(rows[tier], self.layers) for tier in lasting}
+        left = {tier: on_every_rank(rows[tier]) for tier in lasting}
         load_indexes(self.manager, left, now := clock())
         restored = self.manager.index(HOST, now=now) if kept else Index()
         self.proofs = Proofs(restored, len(opened))

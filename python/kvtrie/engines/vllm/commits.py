@@ -44,6 +44,8 @@ class Commits:
         self._due: dict[RunningRequest, None] = {}  # that have full blocks, oldest first
         self._new: set[int] = set()  # blocks that were committed for the next orders
         self._stored = 0  # of those, with the step that filled them
+        self._finished = -1  # the last step that every rank has finished
+        self._seen = -1  # the last one of which blocks were committed
         self.taken_back = False
 
     def plan(self, rows: list[tuple[RunningRequest, int]]) -> None:
@@ -53,6 +55,7 @@ class Commits:
 
     def finished(self, step: int) -> None:
         """Blocks that steps up to one have filled are due."""
+        self._finished = max(self._finished, step)
         while self._planned and self._planned[0].step <= step:
             for run, upto in self._planned.popleft().rows:
                 run.written = max(run.written, upto)
@@ -64,6 +67,7 @@ class Commits:
         for run in list(self._due):
             with self._requests.contained(run.request.request_id):
                 self._commit(run, now)
+        self._seen = self._finished
 
     def let_go(self, now: int) -> list[int]:
         """End the leases of runs that left; the moves that still use their slots."""
@@ -82,6 +86,7 @@ class Commits:
     def _commit(self, run: RunningRequest, now: int) -> None:
         """Commit the full blocks that finished steps have written; the rest stays due."""
         cache, size = self._cache, self._cache.size
+        states, run.states = run.states, [one for one in run.states if one[0] > self._finished]
         if not cache.identity.settled_for(run.request):
             return
         run.stopped |= run.identity != cache.identity.name(run.request)
@@ -91,6 +96,10 @@ class Commits:
         if run.stopped or upto < run.full or not run.lease.ready():
             return
         begin = run.lease.tokens
+        for step, group, place, slot in states:
+            # vLLM gives the block away after the next step.
+            if self._seen < step <= self._finished and begin <= place * size < upto:
+                run.lease.bind(place, [slot], group)
         new = run.sequence.read()[begin:upto]
         committed = run.lease.commit(np.ascontiguousarray(new), now=now)
         self.learn(run, begin // size)

@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 
 from kvtrie.engines.identity.weights import checkpoint_digest
@@ -25,7 +26,7 @@ from kvtrie.engines.server.format_figure import FormatFigure
 from kvtrie.engines.vllm.kv_writer import writer_of
 from kvtrie.engines.vllm.media import name_media
 from kvtrie.engines.vllm.metrics import MetricsExporter
-from kvtrie.engines.vllm.model import ServedModel, window_cost
+from kvtrie.engines.vllm.model import ServedModel
 from kvtrie.engines.vllm.scheduler import SchedulerConnector
 from kvtrie.engines.vllm.settings import Settings
 from kvtrie.engines.vllm.start_line import log_start
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
     import torch
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -80,7 +82,7 @@ class _Handshake(KVConnectorHandshakeMetadata):
         self.opened = opened
 
 
-class KvtrieConnector(KVConnectorBase_V1):
+class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
     """Keeps a server's KV in host memory and on disk; `docs/vllm.md` has the settings."""
 
     def __init__(self, vllm_config: VllmConfig, role: Any, kv_cache_config: KVCacheConfig) -> None:  # noqa: ANN401
@@ -92,11 +94,18 @@ class KvtrieConnector(KVConnectorBase_V1):
         )
         lasting = any(tier.outlives() for tier in self._settings.tiers or ())
         self._model = ServedModel.of(vllm_config, kv_cache_config, name_weights=lasting)
+        self._model.require_served(self._settings)
+        if self._model.resume is not None and not hasattr(
+            KVConnectorBase_V1, "get_transfer_results"
+        ):
+            raise ConfigError(
+                f"the model has {len(self._model.groups)} groups of layers and vLLM is "
+                f"{vllm.__version__}: 0.32 or later wanted"
+            )
         self._scheduler: SchedulerConnector | None = None
         self._worker: WorkerConnector | None = None
         self._control: ControlSocket | None = None
         self._digest = b""  # of this worker's weights, at start
-        self._cost = window_cost(vllm_config.model_config)
         self._counts = MetricsExporter()
         self._hashed: str = vllm_config.cache_config.prefix_caching_hash_algo
         self._microbatched: bool = vllm_config.parallel_config.use_ubatching
@@ -144,7 +153,6 @@ class KvtrieConnector(KVConnectorBase_V1):
             self._model,
             opened,
             self._scheduler.manager,
-            self._cost,
             figures=figures,
         )
         if self._settings.control is not None:
@@ -210,15 +218,25 @@ class KvtrieConnector(KVConnectorBase_V1):
         request: Request,
         num_computed_tokens: int,
     ) -> tuple[int | None, bool]:
-        """Return the tokens found after vLLM's own hit; loads precede the step that reads."""
-        return self.scheduler.match(request, num_computed_tokens), False
+        """Return the tokens found after vLLM's own hit, and whether the request waits for them.
+
+        With several groups of layers it does: vLLM takes no report of a failed block then. With one
+        group loads precede the step that reads.
+        """
+        found = self.scheduler.match(request, num_computed_tokens)
+        return found, bool(found) and len(self._model.groups) > 1
+
+    def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:  # noqa: ARG002
+        """Return the groups that a load writes, whose new blocks vLLM need not zero."""
+        return tuple(group.number for group in self._model.groups)
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
         """Take note of a request's blocks."""
-        (table, *_) = cast("tuple[list[int], ...]", blocks.get_block_ids())
-        self.scheduler.admit(request, table, num_external_tokens)
+        tables = cast("tuple[list[int], ...]", blocks.get_block_ids())
+        served = [tables[group.number] for group in self._model.groups]
+        self.scheduler.admit(request, served, num_external_tokens)
 
     def get_external_cache_hit_sources(
         self,
@@ -246,10 +264,10 @@ class KvtrieConnector(KVConnectorBase_V1):
         if news is not None:
             self.scheduler.on_reports(news.news)
 
-    def request_finished(
+    def request_finished_all_groups(
         self,
         request: Request,
-        block_ids: list[int],  # noqa: ARG002
+        block_ids: tuple[list[int], ...],  # noqa: ARG002
     ) -> tuple[bool, dict[str, Any] | None]:
         """Let go of a request; its blocks are vLLM's at once.
 
@@ -369,9 +387,17 @@ class KvtrieConnector(KVConnectorBase_V1):
         """End the step's loads and stores."""
         self._mine.finish()
 
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:  # noqa: ARG002
+        """Return the requests whose blocks were loaded, or could not be; from 0.32 on."""
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+
+        received, failed = self._mine.received()
+        return KVConnectorTransferResults(finished_recving=received, failed_recving=failed)
+
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Blocks that could not be loaded."""
-        return self._mine.bad_slots()
+        """Blocks that could not be loaded, of a model with one group of layers."""
+        bad = self._mine.bad_slots()
+        return bad if len(self._model.groups) == 1 else set()
 
     def build_connector_worker_meta(self) -> _News:
         """This rank's news of the step."""

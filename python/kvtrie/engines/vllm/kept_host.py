@@ -81,6 +81,11 @@ def open_host(
         ConfigError: no room, or a file at `keep` that cannot be used.
     """
     size, memory = model.block_tokens, None
+    if model.resume is not None:
+        own = model.budget(tier, blocks)
+        return HostMemory(
+            Pool.of_tier(model.shape, own, size, device="cpu", pinned=pinned, apart=True)
+        )
     together = gather is not None and replicas.count > 1
     if tier.keep is not None:
         kept = None

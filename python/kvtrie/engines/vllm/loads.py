@@ -28,7 +28,9 @@ class Loads:
         self._runs: dict[int, RunningRequest] = {}  # of loads that have not been reported
         self._new: dict[int, int] = {}  # of this step, and the slots they fill
         self._lost: list[int] = []
+        self._unreceived: set[str] = set()  # requests that wait for loads which do not come
         self._expected: _Expected = []  # by loads of this step
+        self._receive: dict[str, list[int]] = {}  # by request that waits for them
 
     def add(self, run: RunningRequest, ids: Iterable[int], slots: list[int]) -> None:
         """Note the loads of a request and the slots that they fill.
@@ -43,11 +45,17 @@ class Loads:
             digests = self._cache.identity.adapters.digests(adapter.lora_int_id)
             self._expected.append((adapter.lora_int_id, digests, slots))
 
-    def lose(self, slots: list[int], why: str = "") -> None:
-        """Have the workers report slots as not loaded: vLLM was promised them."""
+    def lose(self, request_id: str, slots: list[int], why: str = "") -> None:
+        """Have the workers report slots as not loaded: vLLM was promised them.
+
+        With several groups they report the request, which computes nothing before.
+        """
         if why:
             self._cache.counters.lost[why] += 1
-        self._lost += slots
+        if len(self._cache.groups) == 1:
+            self._lost += slots
+        elif slots:
+            self._unreceived.add(request_id)
 
     def reported(self, ids: Iterable[int], failed: set[int]) -> set[int]:
         """End loads of which a rank has reported something.
@@ -77,17 +85,31 @@ class Loads:
         out = {ident for part in parts for ident in part.id.tolist()}
         late = self._new.keys() - out
         for ident in late:
-            self._runs.pop(ident).stopped = True
-            self._lost.append(self._new[ident])
+            run = self._runs.pop(ident)
+            run.stopped = True
+            self.lose(run.request.request_id, [self._new[ident]])
         if late:
             self._cache.counters.lost["a load that had to wait"] += len(late)
             self._cache.moves.dispatch.cancel(late, now, "the step that reads it has begun")
+        for ident in self._new if len(self._cache.groups) > 1 else ():
+            if (waits := self._runs.get(ident)) is not None:
+                self._receive.setdefault(waits.request.request_id, []).append(ident)
         self._new = {}
 
     def take(self) -> tuple[list[int], _Expected]:
         """Return the slots that are not loaded, and the adapters of those that are."""
         lost, expected, self._lost, self._expected = self._lost, self._expected, [], []
         return lost, expected
+
+    def take_received(self) -> tuple[dict[str, list[int]], set[str]]:
+        """Return the loads of requests that wait for them, and requests that wait in vain."""
+        receive, unreceived, self._receive, self._unreceived = (
+            self._receive,
+            self._unreceived,
+            {},
+            set(),
+        )
+        return receive, unreceived
 
     def clear(self) -> None:
         """Forget all loads: none is under way."""

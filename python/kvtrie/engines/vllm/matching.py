@@ -89,7 +89,7 @@ class Matching:
         if match.tokens <= start:
             return start
         first, count = start // cache.size, match.tokens // cache.size
-        host = match.resident(HOST, skip=first)
+        host = match.resumable(HOST, skip=first)
         if cache.proofs:
             host, waits = cache.proofs.usable(match.blocks[first : first + host])
             if waits and self._may_await_proofs(waiting, now):
@@ -122,21 +122,24 @@ class Matching:
             tokens = waiting.sequence.tokens_by_source(first, [_THERE] * host + sources)
             waiting.from_store = tokens[_STORED]
             waiting.from_disk = tokens[_DEEPER] if _DEEPER in states else 0
-        blocks = match.handles[first : first + host]
-        self._requests.pins.extend(waiting.pinned, blocks, now)
+        near = host
+        if len(self._cache.groups) > 1:
+            # Windows and states come after all blocks of the first group.
+            near = next((at for at, each in enumerate(states) if each != _THERE), len(states))
+        self._requests.pins.extend(waiting.pinned, match.handles[first : first + near], now)
         wait.coming = _COMING in states
         if host >= len(states) or wait.gave_up or not (self._disk or self._remote or wait.coming):
             return False
         if not wait.until:
             wait.until = (waiting.store.asked_at or now) + self._deadline_ns
-        lacking = match.blocks[first + host]
+        lacking = match.blocks[first + min(near, len(states) - 1)]
         if now >= wait.until:
             return self._gives_up(wait, f"{self._source(lacking)} too slow")
         if wait.coming:
             return True
-        if host <= wait.prefetched:  # asked before, and no further: there is no room
+        if near <= wait.prefetched:  # asked before, and no further: there is no room
             return self._gives_up(wait, "no room to bring up")
-        self._prefetch(waiting, match, first + len(states), host, now)
+        self._prefetch(waiting, match, first + len(states), near, now)
         return True
 
     def _prefetch(
@@ -170,10 +173,12 @@ class Matching:
 
     def _state(self, block: MatchedBlock) -> str:
         """Return the state of a matched block as seen from host memory."""
-        for copy in block.copies:
-            if copy.tier == HOST and not copy.leaving:
-                whole = (copy.layer_lo, copy.layer_hi) == (0, self._cache.layers)
-                return _THERE if whole else _COMING
+        here = [copy for copy in block.copies if copy.tier == HOST and not copy.leaving]
+        if any((copy.layer_lo, copy.layer_hi) != (copy.coming_lo, copy.coming_hi) for copy in here):
+            return _COMING
+        if here and here[0].group == 0:
+            whole = (here[0].layer_lo, here[0].layer_hi) == (0, self._cache.layers)
+            return _THERE if whole else _COMING
         if self._remote is None:
             return _DEEPER
         tiers = {copy.tier for copy in block.copies}

@@ -10,7 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from kvtrie.tiers.remote.form import ValueNames
+
+    IndexRow: TypeAlias = tuple[bytes, int, int, int, *tuple[int, ...]]
+    """A row of an `Index`: label, slot, layers, and the group after the first."""
 
 __all__ = ["Opened", "StepNews", "StepOrders"]
 
@@ -36,6 +41,8 @@ class StepOrders:
         load_adapters: vLLM's requests for adapters that workers load before they answer.
         expected: for blocks that the step loads, the number of their adapter, its digest by rank,
             and their slots of vLLM's memory.
+        receive: by request that waits for its loads, these moves.
+        unreceived: requests whose promised blocks will not be loaded.
     """
 
     step: int
@@ -44,20 +51,18 @@ class StepOrders:
     lost: list[int] = field(default_factory=list[int])
     forget: bool = False
     computes: bool = True
-    used: list[tuple[bytes, int, int, int]] = field(
-        default_factory=list[tuple[bytes, int, int, int]]
-    )
+    used: list[IndexRow] = field(default_factory=list["IndexRow"])
     weights: int = 0
     taken_back: bool = False
     prove: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
-    used_host: list[tuple[bytes, int, int, int]] = field(
-        default_factory=list[tuple[bytes, int, int, int]]
-    )
+    used_host: list[IndexRow] = field(default_factory=list["IndexRow"])
     adapters: int = 0
     load_adapters: list[Any] = field(default_factory=list[Any])
     expected: list[tuple[int, dict[int, bytes], list[int]]] = field(
         default_factory=list[tuple[int, dict[int, bytes], list[int]]]
     )
+    receive: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    unreceived: set[str] = field(default_factory=set[str])
 
 
 @dataclass(slots=True)
@@ -94,7 +99,7 @@ class Opened:
 
     Attributes:
         rooms: blocks of each tier below vLLM's memory.
-        rows: label and slot of the whole blocks that its disk found again; None without a disk.
+        rows: the whole blocks that its disk found again; None without a disk.
         weights: the digest of the weights that it has loaded.
         others: blocks of another model in the folder of its disk.
         pinned: whether its host memory is locked.
@@ -104,9 +109,9 @@ class Opened:
     """
 
     rooms: list[int]
-    rows: list[tuple[bytes, int]] | None = None
+    rows: list[IndexRow] | None = None
     weights: bytes = b""
     others: int = 0
     pinned: bool = False
-    kept_rows: list[tuple[bytes, int]] | None = None
+    kept_rows: list[IndexRow] | None = None
     names: ValueNames | None = None

@@ -7,19 +7,53 @@ Cost: none per step.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
+from kvtrie import ResumePoints
 from kvtrie.errors import ConfigError
+from kvtrie.model.group_pages import GroupPages
+from kvtrie.model.layer_group import LayerGroup
 from kvtrie.model.shape import ModelShape
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, VllmConfig
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+    from collections.abc import Sequence
 
-__all__ = ["ServedModel", "window_cost"]
+    from vllm.config import ParallelConfig, VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
 
-_SPECS = ("FullAttentionSpec", "MLAAttentionSpec")
+    from kvtrie.engines.vllm.settings import Settings
+    from kvtrie.settings.tier import Tier
+
+__all__ = ["ServedGroup", "ServedModel"]
+
+_KINDS: dict[str, Literal["full", "sliding", "chunked", "state"]] = {
+    "FullAttentionSpec": "full",
+    "MLAAttentionSpec": "full",
+    "SlidingWindowSpec": "sliding",
+    "SlidingWindowMLASpec": "sliding",
+    "ChunkedLocalAttentionSpec": "chunked",
+    "MambaSpec": "state",
+}
+"""The kinds of layer groups by vLLM's specs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedGroup:
+    """A group of layers that vLLM keeps block tables of.
+
+    Attributes:
+        number: vLLM's number of the group.
+        names: vLLM's names of its layers.
+        pages: its blocks of vLLM's memory that one block of ours covers.
+        state: whether the layers keep states instead of KV.
+    """
+
+    number: int
+    names: tuple[str, ...]
+    pages: int = 1
+    state: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +62,9 @@ class ServedModel:
 
     Attributes:
         shape: of the layers of this process's pipeline stage, with its tensor-parallel ranks.
-        block_tokens: tokens per block, vLLM's own.
+        block_tokens: tokens per block: the least common multiple of those of vLLM's groups.
         blocks: blocks of vLLM's memory on each rank.
-        layer_names: vLLM's names of the layers, in order: those of this process's pipeline stage.
+        groups: the layers by group, those with full attention first.
         stages: how many pipeline stages there are.
         alike: whether all tensor-parallel ranks of a stage have the same KV.
     """
@@ -38,7 +72,7 @@ class ServedModel:
     shape: ModelShape
     block_tokens: int
     blocks: int
-    layer_names: tuple[str, ...]
+    groups: tuple[ServedGroup, ...]
     stages: int = 1
     alike: bool = False
 
@@ -46,6 +80,37 @@ class ServedModel:
     def ranks(self) -> int:
         """Number of processes that hold a part of the KV."""
         return self.shape.tp * self.stages
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """vLLM's names of the layers, in the order of the shape."""
+        return tuple(name for group in self.groups for name in group.names)
+
+    @property
+    def first_layers(self) -> int:
+        """Number of layers of the first group."""
+        return len(self.groups[0].names)
+
+    def room(self, tier: Tier) -> int:
+        """Return the room of a tier below vLLM's memory: blocks, or with several groups bytes.
+
+        Raises:
+            ConfigError: a budget that holds no block.
+        """
+        if self.resume is None or tier.kind == "remote":
+            return tier.room(self.shape, self.block_tokens)
+        return GroupPages.of(self.shape, tier, self.block_tokens).bytes
+
+    def budget(self, tier: Tier, room: int) -> Tier:
+        """Return a tier with the room that a worker has opened, as `room` gives it."""
+        if self.resume is None or tier.kind == "remote":
+            return replace(tier, blocks=room, bytes=None)
+        return replace(tier, blocks=None, bytes=room)
+
+    @property
+    def resume(self) -> ResumePoints | None:
+        """The resume points of a model with several groups."""
+        return ResumePoints() if len(self.groups) > 1 else None
 
     @classmethod
     def of(cls, config: VllmConfig, caches: KVCacheConfig, *, name_weights: bool) -> ServedModel:
@@ -72,24 +137,45 @@ class ServedModel:
                     f"{name} is {getattr(parallel, name)}: kvtrie serves tensor-parallel and "
                     "pipeline ranks only"
                 )
-        groups = caches.kv_cache_groups
-        kinds = [type(group.kv_cache_spec).__name__ for group in groups]
-        if len(groups) != 1 or kinds[0] not in _SPECS:
-            raise ConfigError(
-                f"the model's KV is in {len(groups)} groups ({', '.join(kinds)}): kvtrie serves "
-                f"one group of {' or '.join(_SPECS)}; states, windows and chunks are not supported"
-            )
-        spec = groups[0].kv_cache_spec
-        shape = _shape(spec, len(groups[0].layer_names), parallel.tensor_parallel_size)
+        served = _served_groups(caches)
+        size = math.lcm(*(spec.block_size for _, spec in served))
+        groups = tuple(replace(group, pages=size // spec.block_size) for group, spec in served)
+        shape = _shape([(len(group.names), spec) for group, spec in served], parallel)
         hidden = getattr(config.model_config.hf_text_config, "hidden_size", None)
         if isinstance(hidden, int) and hidden > 0:
             shape = replace(shape, hidden=hidden)
-        names, stages = tuple(groups[0].layer_names), parallel.pipeline_parallel_size
+        stages = parallel.pipeline_parallel_size
+        if len(groups) > 1 and stages > 1:
+            raise ConfigError(
+                f"pipeline_parallel_size is {stages} and the model has {len(groups)} groups of "
+                "layers: pipeline stages are supported with one group"
+            )
         if name_weights:
-            whose = "vllm" if stages == 1 else f"vllm of {names}"
+            whose = "vllm" if stages == 1 else f"vllm of {groups[0].names}"
             shape = replace(shape, fingerprint=whose)
-        alike = kinds[0] == "MLAAttentionSpec"
-        return cls(shape, spec.block_size, caches.num_blocks, names, stages, alike)
+        alike = len(groups) == 1 and type(served[0][1]).__name__ == "MLAAttentionSpec"
+        return cls(shape, size, caches.num_blocks, groups, stages, alike)
+
+    def require_served(self, settings: Settings) -> None:
+        """Raise unless a model with several groups is served with these settings.
+
+        Raises:
+            ConfigError: a setting that is supported with one group only.
+        """
+        if self.resume is None:
+            return
+        tiers = settings.tiers or ()
+        named = [
+            *(f"format {name!r}" for name in {settings.format, settings.disk_format} - {"native"}),
+            *(f"keep {tier.keep!r}" for tier in tiers if tier.keep is not None),
+            *("a remote tier" for tier in tiers if tier.kind == "remote"),
+            *(["events"] if settings.events else []),
+        ]
+        if named:
+            raise ConfigError(
+                f"{', '.join(named)}: supported with one group of layers, the model has "
+                f"{len(self.groups)}"
+            )
 
     def with_weights(self, digest: bytes) -> ServedModel:
         """This model with the weights and options of all ranks in its name, if it has one."""
@@ -99,39 +185,83 @@ class ServedModel:
         return replace(self, shape=replace(self.shape, fingerprint=whose))
 
 
-def window_cost(model: ModelConfig) -> str:
-    """Return a warning about memory of sliding-window layers; "" if the model has none."""
-    text, longest = model.hf_text_config, model.max_model_len
-    kinds = getattr(text, "layer_types", None) or ()
-    spans = {
-        "sliding_attention": getattr(text, "sliding_window", None),
-        "chunked_attention": getattr(text, "attention_chunk_size", None),
-    }
-    seen = [min(spans.get(kind) or longest, longest) for kind in kinds]
-    short = [span for span in seen if span < longest]
-    if not short:
-        return ""
-    return (
-        f"{len(short)} of {len(seen)} layers attend to {max(short)} tokens at most, and vLLM "
-        "switches its hybrid cache manager off with a connector, so it keeps all tokens of these "
-        f"layers: a request of {longest} tokens takes {len(seen) * longest / sum(seen):.1f} times "
-        "the memory"
-    )
+def _served_groups(caches: KVCacheConfig) -> list[tuple[ServedGroup, Any]]:
+    """vLLM's groups with their specs, those with full attention first.
+
+    Raises:
+        ConfigError: a spec that is not served, or no group with full attention.
+    """
+    served: list[tuple[ServedGroup, Any]] = []
+    for number, group in enumerate(caches.kv_cache_groups):
+        name, spec = type(group.kv_cache_spec).__name__, group.kv_cache_spec
+        if getattr(group, "is_eagle_group", False):  # drafts are computed again
+            continue
+        if name not in _KINDS:
+            raise ConfigError(
+                f"group {number} of the model's layers has vLLM's {name}: kvtrie serves "
+                f"{', '.join(_KINDS)}"
+            )
+        if (mode := getattr(spec, "mamba_cache_mode", "align")) != "align":
+            raise ConfigError(
+                f"group {number} keeps states in vLLM's mode {mode!r}: kvtrie serves 'align', "
+                "--mamba-cache-mode align"
+            )
+        names, state = tuple(group.layer_names), _KINDS[name] == "state"
+        served.append((ServedGroup(number, names, state=state), spec))
+    served.sort(key=lambda one: _KINDS[type(one[1]).__name__] != "full")
+    kinds = [type(spec).__name__ for _, spec in served]
+    if not kinds or _KINDS[kinds[0]] != "full":
+        raise ConfigError(
+            f"the model's KV is in {len(kinds)} groups ({', '.join(kinds)}): kvtrie serves models "
+            "with at least one group of layers that attend to all tokens"
+        )
+    return served
 
 
-def _shape(spec: FullAttentionSpec, layers: int, ranks: int) -> ModelShape:
-    """A shape whose layer of a block has as many bytes as vLLM's page of one."""
-    size, tokens = spec.page_size_bytes, spec.block_size
-    dtype = str(spec.dtype).removeprefix("torch.")
-    latent = type(spec).__name__.startswith("MLA")
-    heads = 1 if latent else spec.num_kv_heads * ranks
-    try:
-        shape = ModelShape(layers, heads, spec.head_size, dtype, latent=latent, tp=ranks)
-    except ConfigError:  # a type of numbers that kvtrie has no name for
-        shape = None
-    if shape is not None and shape.layer_bytes(tokens) == size:
+def _shape(groups: Sequence[tuple[int, Any]], parallel: ParallelConfig) -> ModelShape:
+    """The shape of groups, given with their numbers of layers.
+
+    A layer of a block has as many bytes as vLLM's pages of the block.
+    """
+    ranks, layers = parallel.tensor_parallel_size, sum(count for count, _ in groups)
+    first = _form(groups[0][1], ranks)
+    shape = ModelShape(layers, tp=ranks, **first)
+    if len(groups) == 1:
         return shape
+    named, begin = list[LayerGroup](), 0
+    for count, spec in groups:
+        form, kind = _form(spec, ranks), _KINDS[type(spec).__name__]
+        form |= {"state_bytes": count * form["state_bytes"]} if kind == "state" else {}
+        window = getattr(spec, "sliding_window", 0) or getattr(spec, "attention_chunk_size", 0)
+        span = window if kind in ("sliding", "chunked") else 0
+        named.append(LayerGroup(tuple(range(begin, begin + count)), kind, span, **form))
+        begin += count
+    return replace(shape, groups=tuple(named))
+
+
+def _form(spec: Any, ranks: int) -> dict[str, Any]:  # noqa: ANN401 - any of vLLM's specs
+    """The fields of a shape, or of a group of layers, for one layer with a spec.
+
+    Raises:
+        ConfigError: a page whose bytes do not divide over its tokens.
+    """
+    if type(spec).__name__ == "MambaSpec":
+        sizes = zip(spec.shapes, spec.dtypes, strict=True)
+        return {"state_bytes": sum(math.prod(shape) * dtype.itemsize for shape, dtype in sizes)}
+    # Where groups share memory the tensors of one with smaller pages have gaps between blocks.
+    padded = getattr(spec, "page_size_padded", None) is not None
+    size = spec.real_page_size_bytes if padded else spec.page_size_bytes
+    tokens = spec.block_size
+    dtype = str(spec.dtype).removeprefix("torch.")
+    latent = "MLA" in type(spec).__name__
+    heads = 1 if latent else spec.num_kv_heads * ranks
+    form = {"kv_heads": heads, "head_dim": spec.head_size, "dtype": dtype, "latent": latent}
+    try:
+        if ModelShape(1, tp=ranks, **form).layer_bytes(tokens) == size:
+            return form
+    except ConfigError:  # a type of numbers that kvtrie has no name for
+        pass
     # Scales and padding are in the page: its size divided by its tokens includes them.
     if size % tokens:
         raise ConfigError(f"a page of {size} bytes does not divide over its {tokens} tokens")
-    return ModelShape(layers, 1, size // tokens, "uint8", latent=True, tp=ranks)
+    return {"kv_heads": 1, "head_dim": size // tokens, "dtype": "uint8", "latent": True}

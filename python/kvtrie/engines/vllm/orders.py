@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kvtrie.engines.vllm.cache import ServedCache
     from kvtrie.engines.vllm.commits import Commits
     from kvtrie.engines.vllm.loads import Loads
+    from kvtrie.engines.vllm.messages import IndexRow
     from kvtrie.engines.vllm.requests import Requests
     from kvtrie.engines.vllm.running import RunningRequest
 
@@ -49,11 +50,12 @@ class Orders:
     def make(self, output: SchedulerOutput, now: int) -> StepOrders:
         """Return the orders of the step that vLLM has just scheduled."""
         cache, requests, moves = self._cache, self._requests, self._cache.moves
-        self._extend(output)
         scheduled = output.num_scheduled_tokens
         for ident in [ident for ident in requests.running if ident not in scheduled]:
             if requests.running[ident].request.status.name == "PREEMPTED":
                 requests.drop(ident)
+        self._extend(output)
+        self._note_states(output)
         released = self._commits.let_go(now)
         self._commits.commit_due(now)
         parts = [] if cache.resetting else moves.take(now)
@@ -66,6 +68,7 @@ class Orders:
         if dropped := moves.take_dropped():
             cache.counters.lost[DROPPED] += dropped
         lost, expected = self._loads.take()
+        receive, unreceived = self._loads.take_received()
         made = StepOrders(
             cache.step,
             [part.to_bytes() for part in parts],
@@ -81,6 +84,8 @@ class Orders:
             cache.identity.adapters.question,
             cache.identity.adapters.take_wanted(),
             expected,
+            receive,
+            unreceived,
         )
         self.forget = self._commits.taken_back = False
         cache.step += 1
@@ -90,18 +95,35 @@ class Orders:
         """Name the slots that running requests were given for this step."""
         cached, identity = output.scheduled_cached_reqs, self._cache.identity
         for ident, new in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            if not new or not new[0]:  # most steps give most requests none
+            if not new or not any(new):  # most steps give most requests none
                 continue
             run = self._requests.running.get(ident)
             if run is None or run.begun == self._cache.step:
                 continue
-            at = len(run.table)
-            slots = run.sequence.slots(new[0], at)
-            with self._requests.contained(ident):
-                run.lease.bind(at, slots)
-            run.table += slots
-            if not run.stopped and run.identity == identity.name(run.request):
-                identity.written(new[0])
+            for at, group in enumerate(self._cache.groups):
+                if group.state or not (given := new[group.number]):
+                    continue
+                table = run.tables[at]
+                had = len(table)
+                table += given if at else run.sequence.slots(given, had)
+                with self._requests.contained(ident):
+                    run.bind(at, had)
+                if not run.stopped and run.identity == identity.name(run.request):
+                    identity.written(given)
+
+    def _note_states(self, output: SchedulerOutput) -> None:
+        """Note the states that this step leaves at borders, in blocks that vLLM keeps for now."""
+        offered = getattr(output, "kv_connector_block_state", None)
+        if offered is None:
+            return
+        cache = self._cache
+        place = {group.number: at for at, group in enumerate(cache.groups) if group.state}
+        for ident, states in offered.boundary_state_offloads.items() if place else ():
+            run = self._requests.running.get(ident)
+            for number, slot, border in states if run is not None else ():
+                if number in place and border % cache.size == 0:
+                    at = border // cache.size - 1
+                    run.states.append((cache.step, place[number], at, slot))
 
     def _plan(self, output: SchedulerOutput) -> list[tuple[RunningRequest, int]]:
         """Note which blocks this step will have filled, once it has finished."""
@@ -144,8 +166,7 @@ class Orders:
                 parts.append(moves[~out])
         return ahead
 
-    def _ages(self, tier: int, now: int) -> list[tuple[bytes, int, int, int]]:
-        """Blocks of a tier whose ages are to be written: rows without the number of their group."""
+    def _ages(self, tier: int, now: int) -> list[IndexRow]:
+        """Blocks of a tier whose ages are to be written."""
         used = self._cache.used.get(tier)
-        rows = used.take(now, idle=not self._requests.running) if used else ()
-        return [row[:4] for row in rows]
+        return [*used.take(now, idle=not self._requests.running)] if used else []

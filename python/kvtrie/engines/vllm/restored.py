@@ -5,7 +5,6 @@ Cost: a pass over the index of each rank's disk, once.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +15,7 @@ from kvtrie.settings.tier import Tier
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvtrie.engines.vllm.messages import Opened
+    from kvtrie.engines.vllm.messages import IndexRow, Opened
     from kvtrie.engines.vllm.model import ServedModel
     from kvtrie.engines.vllm.native_first import NativeFirst
     from kvtrie.engines.vllm.settings import Settings
@@ -47,15 +46,15 @@ def root_key(model: ServedModel) -> bytes:
     return next(event.parent for event in manager.take_events() if event.parent is not None)
 
 
-def on_every_rank(ranks: list[list[tuple[bytes, int]]], layers: int) -> Index:
+def on_every_rank(ranks: list[list[IndexRow]]) -> Index:
     """The blocks that a tier of every rank has in the same slots; others are overwritten."""
     if not ranks:
         return Index()
-    rows = [[(label, slot, 0, layers) for label, slot in each] for each in ranks]
-    # Labels differ: each has its rank's own age.
-    places = [list(zip(_keys(each), (row[1] for row in each), strict=True)) for each in rows]
+    # Labels differ: each has its rank's own age. So do the layers of pipeline stages.
+    slots = [[(row[1], *row[4:]) for row in each] for each in ranks]
+    places = [[*zip(_keys(each), at, strict=True)] for each, at in zip(ranks, slots, strict=True)]
     common = set(places[0]).intersection(*places[1:])
-    return Index([row for row, at in zip(rows[0], places[0], strict=True) if at in common])
+    return Index([row for row, at in zip(ranks[0], places[0], strict=True) if at in common])
 
 
 def load_indexes(manager: BlockManager, found: Mapping[int, Index], now: int) -> None:
@@ -67,20 +66,20 @@ def load_indexes(manager: BlockManager, found: Mapping[int, Index], now: int) ->
         more = bool(left) and len(found) > 1 and any(loaded.values())
 
 
-def keys_with_images(ranks: list[list[tuple[bytes, int]]]) -> set[bytes]:
+def keys_with_images(ranks: list[list[IndexRow]]) -> set[bytes]:
     """Keys of the blocks on disk with images.
 
     A label has its record's number of digests at byte 36, or eight bytes later after a cost.
     """
     labels: set[bytes] = set()
-    for label in (label for rows in ranks for label, _ in rows):
+    for label in (row[0] for rows in ranks for row in rows):
         at = 36 + 8 * label[25]
         if any(label[at : at + 4]):
             labels.add(label)
     return set(_keys([(label, at, 0, 1) for at, label in enumerate(labels)]))
 
 
-def _keys(rows: list[tuple[bytes, int, int, int]]) -> list[bytes]:
+def _keys(rows: list[IndexRow]) -> list[bytes]:
     return [key.tobytes() for key in Index(rows).key]
 
 
@@ -89,11 +88,12 @@ def opened_tiers(
 ) -> list[Tier]:
     """The manager's tiers, each with as many blocks as every rank has opened."""
     counts = [min(rooms) for rooms in zip(*(each.rooms for each in opened.values()), strict=True)]
-    native.require_room(counts[0])
-    below = settings.tiers or (Tier("host", blocks=counts[0]),)
+    below = settings.tiers or (Tier("host", bytes=1),)
+    if model.resume is None:
+        native.require_room(counts[0])
     slots = model.blocks * (native.parts + 1)
     first = Tier("gpu", blocks=slots, owner="engine", write="through")
     return [
         first,
-        *(replace(tier, blocks=n, bytes=None) for tier, n in zip(below, counts, strict=True)),
+        *(model.budget(tier, room) for tier, room in zip(below, counts, strict=True)),
     ]

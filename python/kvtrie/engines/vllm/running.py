@@ -6,7 +6,7 @@ request owned then. Cost: a comparison of numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ class RunningRequest:
         request: vLLM's `Request`.
         sequence: its tokens, as the manager has them.
         lease: kvtrie's hold.
-        table: its slots of vLLM's memory, in order; those of native blocks name their parts.
+        tables: by group, its slots of vLLM's memory by place; 0 where vLLM keeps none. Those of
+            native blocks name their parts.
         begun: the step that admitted it.
         prompt: tokens of the request's prompt then; a further input of a session adds to them.
         identity: the name of the weights and adapter that it was admitted under.
@@ -34,12 +35,14 @@ class RunningRequest:
         written: the length of that sequence that finished steps have written.
         stopped: a load of it has failed: nothing of it is committed any more.
         drafted: whether its last planned step was to verify drafts.
+        receiving: whether vLLM waits for its loads before it computes anything.
+        states: states that steps under way write: the step, group, place and slot.
     """
 
     request: Request
     sequence: RequestSequence
     lease: Lease
-    table: list[int]
+    tables: list[list[int]]
     begun: int
     prompt: int
     identity: str | None
@@ -47,6 +50,24 @@ class RunningRequest:
     written: int = 0
     stopped: bool = False
     drafted: bool = False
+    receiving: bool = False
+    states: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
+
+    @property
+    def table(self) -> list[int]:
+        """Its slots in the first group."""
+        return self.tables[0]
+
+    def bind(self, group: int, first: int) -> None:
+        """Name the slots of a group from a place on to the manager."""
+        table = self.tables[group]
+        while first < len(table):
+            if not table[first]:
+                first += 1
+                continue
+            end = next((at for at in range(first, len(table)) if not table[at]), len(table))
+            self.lease.bind(first, table[first:end], group)
+            first = end
 
     def committable(self) -> int:
         """Length of the sequence that finished steps have written, and that the request still has.

@@ -110,14 +110,15 @@ class SchedulerConnector:
             return self._matching.match(request, local)
         return 0
 
-    def admit(self, request: Request, table: list[int], loaded: int) -> None:
+    def admit(self, request: Request, tables: list[list[int]], loaded: int) -> None:
         """As `Admission.admit`; after an unexpected error no block counts as loaded."""
         with self.requests.contained(request.request_id):
-            self._admission.admit(request, table, loaded)
+            self._admission.admit(request, tables, loaded)
             return
         size, waiting = self.cache.size, self.requests.waiting.get(request.request_id)
         local = 0 if waiting is None else waiting.sequence.tokens(waiting.start)
-        self._loads.lose(table[local // size : (local + loaded) // size])
+        slots = tables[0][local // size : (local + loaded) // size]
+        self._loads.lose(request.request_id, slots)
 
     def sources(self, request_id: str, loaded: int) -> tuple[int, int, int]:
         """Tokens of a hit that came from host memory, from disk, and from a shared store."""

@@ -68,6 +68,11 @@ class RequestSequence:
         """Number of tokens that vLLM knows; while it is equal, so are the tokens."""
         return self._request.num_tokens
 
+    @property
+    def request_id(self) -> str:
+        """vLLM's name of the request."""
+        return self._request.request_id
+
     def at(self, tokens: int) -> int:
         """Return the position after a number of tokens."""
         return self._native.stretch(tokens)

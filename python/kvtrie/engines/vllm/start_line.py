@@ -30,7 +30,6 @@ def log_start(
     model: ServedModel,
     opened: Mapping[int, Opened],
     manager: BlockManager,
-    warning: str,
     *,
     figures: Sequence[FormatFigure] = (),
 ) -> None:
@@ -41,7 +40,6 @@ def log_start(
         model: the KV that is served.
         opened: the tiers of each worker.
         manager: the manager over them, with the blocks that disks have from earlier runs.
-        warning: a warning about the model; "" for none.
         figures: formats of the tiers and their costs.
     """
     # Latent KV is kept once for all tensor-parallel ranks of a stage.
@@ -79,7 +77,7 @@ def log_start(
         _LOG.log(
             logging.INFO if figure.kl_mean is not None else logging.WARNING, "%s", figure.text()
         )
-    log_startup(_LOG, line, [*warnings, warning] if warning else warnings)
+    log_startup(_LOG, line, warnings)
 
 
 def _block_bytes(model: ServedModel, name: str) -> int:

@@ -16,6 +16,8 @@ failed is reported to vLLM in the same step. Cost: per layer that is copied a ca
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,20 +27,40 @@ from kvtrie.transfer.layer_copies import LayerCopies
 from kvtrie.transfer.report import MoveReport
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
+    from collections.abc import Iterable, Sequence
 
     import torch
+    from numpy.typing import NDArray
 
     from kvtrie import Moves
     from kvtrie.tiers import Pool
     from kvtrie.transfer.copy_stream import CopyStream
 
-    _Copying: TypeAlias = tuple[Moves, LayerCopies]
-
 __all__ = ["StepCopies"]
 
 _LOOK_AHEAD = 2  # layers, as of `Layerwise`
 _ABORTED = "the step was aborted before it was copied"
+
+
+@dataclass(slots=True)
+class _Copying:
+    """Moves of one group of layers and their copies.
+
+    Attributes:
+        ids: int64 `(blocks,)`, the moves.
+        slots: `(blocks,)`, destination slots.
+        copies: the copies.
+        places: places of the group's layers in the order of computation.
+    """
+
+    ids: NDArray[np.uint64]
+    slots: NDArray[np.uint32]
+    copies: LayerCopies
+    places: Sequence[int]
+
+    def wide(self, upto: int) -> int:
+        """Number of the group's layers before the layer `upto` of the model."""
+        return bisect_left(self.places, upto)
 
 
 class StepCopies:
@@ -49,6 +71,8 @@ class StepCopies:
         host: the host tier's memory.
         load: the stream of loads.
         store: the stream of stores.
+        places: by group of layers, the places of its layers in the order of computation; -1 for a
+            state, which is copied with the first layer.
     """
 
     def __init__(
@@ -57,13 +81,16 @@ class StepCopies:
         host: Pool,
         load: CopyStream,
         store: CopyStream,
+        places: Sequence[Sequence[int]],
     ) -> None:
-        self._gpu, self._host, self._layers = gpu, host, gpu.layers
+        self._gpu, self._host, self._places = gpu, host, places
+        self._layers = max(each[-1] for each in places) + 1
         self._load, self._store = load, store
         self._loads: list[_Copying] = []
         self._ahead: list[_Copying] = []
         self._loaded: list[torch.cuda.Event | None] = []  # after each layer of the step's loads
         self._held = 0  # layers whose loads vLLM's stream waits for
+        self._saved = 0  # layers whose stores have begun
         self._loading: list[MoveReport] = []  # reports of this step
         self._storing: list[MoveReport] = []
         self._reports = DeviceReports()
@@ -77,12 +104,12 @@ class StepCopies:
         """
         self._hold(len(self._loaded))  # the aborted step's loads must not overtake this step
         for copying, reports in ((self._loads, self._loading), (self._ahead, self._storing)):
-            for moves, copies in copying:
-                ids = moves.id[copies.blocks].tolist()
-                if ids and copies.done < self._layers:
+            for one in copying:
+                ids = one.ids[one.copies.blocks].tolist()
+                if ids and one.copies.done < one.copies.layers:
                     reports.append(MoveReport(tuple(ids), error=_ABORTED))
         self._settle()
-        self._loads, self._ahead, self._loaded, self._held = [], [], [], 0
+        self._loads, self._ahead, self._loaded, self._held, self._saved = [], [], [], 0, 0
         self._bad = set(lost)
 
     def lose(self, slot: int) -> None:
@@ -95,17 +122,17 @@ class StepCopies:
             return
         self._store.follow()
         with self._store.copying():
-            self._advance([self._copies(moves, self._gpu, self._host)], self._layers)
+            self._advance([*self._copies(moves, self._gpu, self._host)], self._layers)
 
     def store_ahead(self, moves: Moves) -> None:
         """Store blocks that this step fills, each layer after its computation."""
         if len(moves):
-            self._ahead.append(self._copies(moves, self._gpu, self._host))
+            self._ahead += self._copies(moves, self._gpu, self._host)
 
     def load(self, moves: Moves) -> None:
         """Load blocks that this step reads, from `start_loads` on."""
         if len(moves):
-            self._loads.append(self._copies(moves, self._host, self._gpu))
+            self._loads += self._copies(moves, self._host, self._gpu)
 
     def await_stores(self) -> None:
         """Let the step write only after all stores so far have been read."""
@@ -126,7 +153,7 @@ class StepCopies:
 
     def save_layer(self, layer: int | None) -> None:
         """Store a layer that the step has just written, of the blocks that it fills."""
-        if layer is not None and self._ahead and self._ahead[0][1].done == layer:
+        if layer is not None and self._ahead and self._saved == layer:
             self._save(layer + 1)
 
     def finish_loads(self) -> None:
@@ -138,7 +165,7 @@ class StepCopies:
         """End the step: copy the layers that its loads and stores have left."""
         self.finish_loads()
         self._save(self._layers)
-        self._loads, self._ahead, self._loaded, self._held = [], [], [], 0
+        self._loads, self._ahead, self._loaded, self._held, self._saved = [], [], [], 0, 0
 
     def bad_slots(self) -> set[int]:
         """Slots of vLLM's memory that should have been filled by now and were not."""
@@ -160,7 +187,8 @@ class StepCopies:
         self._store.synchronize()
 
     def _save(self, upto: int) -> None:
-        if all(copies.done >= upto for _, copies in self._ahead):
+        self._saved = upto
+        if all(one.copies.done >= one.wide(upto) for one in self._ahead):
             return
         self._store.follow()
         with self._store.copying():
@@ -192,20 +220,27 @@ class StepCopies:
             self._reports.add(self._storing, self._store.record())
             self._storing = []
 
-    def _copies(self, moves: Moves, source: Pool, target: Pool) -> _Copying:
-        slots = np.stack((moves.src_slot, moves.dst_slot), axis=1)
-        return moves, LayerCopies.of_slots(source, target, slots, (0, self._layers))
+    def _copies(self, moves: Moves, source: Pool, target: Pool) -> Iterable[_Copying]:
+        """The copies of moves, for each group of layers."""
+        several = len(source.groups) > 1
+        for number in np.unique(moves.group).tolist() if several else (0,):
+            part = moves[moves.group == number] if several else moves
+            slots = np.stack((part.src_slot, part.dst_slot), axis=1)
+            here, there = source.groups[number], target.groups[number]
+            copies = LayerCopies.of_slots(here, there, slots, (0, here.layers))
+            yield _Copying(part.id, part.dst_slot, copies, self._places[number])
 
     def _advance(self, copying: list[_Copying], upto: int) -> None:
         """Copy the layers before `upto`; note the moves that have failed or are complete."""
-        for moves, copies in copying:
-            into = copies.target is self._gpu
+        for one in copying:
+            copies, wide = one.copies, one.wide(upto)
+            into = copies.target in self._gpu.groups
             reports = self._loading if into else self._storing
-            if copies.done >= upto:
+            if copies.done >= wide:
                 continue
-            for at, why in copies.advance(upto).items():
-                reports.append(MoveReport((int(moves.id[at]),), error=why))
+            for at, why in copies.advance(wide).items():
+                reports.append(MoveReport((int(one.ids[at]),), error=why))
                 if into:
-                    self._bad.add(int(moves.dst_slot[at]))
-            if upto == self._layers and len(copies.blocks):
-                reports.append(MoveReport(tuple(moves.id[copies.blocks].tolist())))
+                    self._bad.add(int(one.slots[at]))
+            if wide == copies.layers and len(copies.blocks):
+                reports.append(MoveReport(tuple(one.ids[copies.blocks].tolist())))

@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from kvtrie import Index, Moves
 from kvtrie.engines.vllm.age_writer import AgeWriter
@@ -39,12 +40,11 @@ from kvtrie.transfer.runner import Runner
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    import torch
     from numpy.typing import NDArray
 
     from kvtrie.engines.vllm.held_adapters import HeldAdapters
     from kvtrie.engines.vllm.kv_writer import Writer
-    from kvtrie.engines.vllm.messages import StepOrders
+    from kvtrie.engines.vllm.messages import IndexRow, StepOrders
     from kvtrie.engines.vllm.model import ServedModel
     from kvtrie.engines.vllm.settings import Settings
     from kvtrie.tiers import Storage
@@ -100,7 +100,7 @@ class WorkerConnector:
         self.gpu = _engine_pool(settings, model, tensors, engine, writer)
         alike = gather if model.alike and model.shape.tp > 1 else None
         self.replicas = ReplicatedRanks.of(rank % model.shape.tp, alike)
-        each = [tier.room(model.shape, model.block_tokens) for tier in tiers]
+        each = [model.room(tier) for tier in tiers]
         self._rooms = [room * self.replicas.count for room in each]
         self.host, self._shared, self._one_writes = open_host(
             tiers[0],
@@ -135,11 +135,14 @@ class WorkerConnector:
         self._slots = model.blocks
         self._identity = RankIdentity(rank, weights, adapters)
         self._layerwise = settings.use_layerwise
-        self._layer_of = {name: at for at, name in enumerate(model.layer_names)}
+        self._layer_of, places = _places(model)
         self._step = -1
         load, store = stream(self.gpu.device), stream(self.gpu.device)
-        self._copies = StepCopies(self.gpu, self.host, load, store)
+        self._copies = StepCopies(self.gpu, self.host, load, store, places)
         self._reports: list[MoveReport] = []  # of moves that this rank does not carry out
+        self._ended: list[MoveReport] = []  # that are not in any news yet
+        self._receiving: dict[int, str] = {}  # requests by the loads that they wait for
+        self._received, self._failed = set[str](), set[str]()
 
     def opened(self) -> Opened:
         """Return the tiers and weights that the scheduler needs before the first request."""
@@ -155,9 +158,9 @@ class WorkerConnector:
             opened.names = self.remote.names
         return opened
 
-    def _whole(self, index: Index) -> list[tuple[bytes, int]]:
-        whole = (0, self.gpu.layers)
-        return [(label, slot) for label, slot, *had in index if (*had,) == whole]
+    def _whole(self, index: Index) -> list[IndexRow]:
+        layers = [pool.layers for pool in self.gpu.groups]
+        return [row for row in index if row[2:4] == (0, layers[row[4] if len(row) > 4 else 0])]  # noqa: PLR2004 - a row of a group after the first has its number
 
     def store(self, orders: StepOrders) -> None:
         """Begin a step: copy out of vLLM's memory what its orders say, before anything is written.
@@ -169,6 +172,11 @@ class WorkerConnector:
         self._step = orders.step
         self._identity.ask(orders)
         self._copies.begin(orders.lost)
+        self._failed |= orders.unreceived
+        self._received |= orders.unreceived
+        self._receiving |= {
+            ident: request for request, ids in orders.receive.items() for ident in ids
+        }
         for data in orders.ahead:
             self._copies.store_ahead(self._own(Moves.from_bytes(data)))
         if orders.forget:
@@ -218,14 +226,30 @@ class WorkerConnector:
         """Slots of vLLM's memory that should have been filled by now and were not."""
         return {slot % self._slots for slot in self._copies.bad_slots()}
 
+    def received(self) -> tuple[set[str], set[str]]:
+        """Return the requests whose loads have all ended since the last call, and which failed."""
+        self._ended += self._new_reports(wait=False)
+        ended = self._received.difference(self._receiving.values())
+        failed, self._failed = self._failed & ended, self._failed - ended
+        self._received -= ended
+        return ended, failed
+
+    def _new_reports(self, *, wait: bool) -> list[MoveReport]:
+        """The reports since the last call, by which requests have received their blocks."""
+        reports, self._reports = self._reports + self._copies.reports(wait=wait), []
+        for report in reports if self._receiving else ():
+            ended = {self._receiving.pop(each) for each in report.ids if each in self._receiving}
+            self._received |= ended
+            self._failed |= ended if not report.ok else set()
+        return reports
+
     def news(self, *, idle: bool) -> StepNews:
         """Return the reports since the last step.
 
         Args:
             idle: the step has computed nothing, so that it may wait a moment for news.
         """
-        reports = self._reports + self._copies.reports(wait=idle)
-        self._reports = []
+        reports, self._ended = self._ended + self._new_reports(wait=idle), []
         if self._kept is not None and self._kept.settle(reports):
             self.runner.wake()
         proving = self._proofs is not None and self._proofs.pending
@@ -287,7 +311,7 @@ class WorkerConnector:
         if not own.all():
             self._reports.append(MoveReport(tuple(moves[~own].id.tolist())))
             moves = moves[own]
-        return moves.of_layers(self.gpu.layers)
+        return moves.of_layers(self.gpu.layers) if len(self.gpu.groups) == 1 else moves
 
     def _forget(self) -> None:
         if self.disk is not None:
@@ -301,6 +325,44 @@ class WorkerConnector:
         self._news.set()
 
 
+def _places(model: ServedModel) -> tuple[dict[str, int], list[list[int]]]:
+    """The places of layers with KV in the order of computation, by name and by group.
+
+    vLLM calls the connector for no layer with a state.
+    """
+    names = list(model.layer_names)
+    states = [group.kind == "state" for group in model.shape.groups] or [False]
+    if len(model.groups) > 1:
+        kept = zip(model.groups, states, strict=True)
+        names = [name for group, state in kept if not state for name in group.names]
+        names.sort(key=_layer_number)
+    place = {name: at for at, name in enumerate(names)}
+    return place, [[place.get(name, -1) for name in group.names] for group in model.groups]
+
+
+def _layer_number(name: str) -> int:
+    """The number of a layer, the first one in vLLM's name of it."""
+    return next((int(part) for part in name.split(".") if part.isdigit()), 0)
+
+
+def _group_pools(
+    model: ServedModel, tensors: Mapping[str, torch.Tensor | Sequence[torch.Tensor]]
+) -> EnginePool:
+    """vLLM's memory with a pool per group of layers."""
+    pool: EnginePool | None = None
+    for number, group in reversed([*enumerate(model.groups)]):
+        parts = [
+            [each] if isinstance(each := tensors[name], torch.Tensor) else [*each]
+            for name in group.names
+        ]
+        axis = block_axis(parts[0][0], model.blocks)
+        pool = EnginePool(
+            model.shape, model.block_tokens, parts, block_axis=axis, group=number, rest=pool
+        )
+    assert pool is not None  # noqa: S101 - a model has groups
+    return pool
+
+
 def _engine_pool(
     settings: Settings,
     model: ServedModel,
@@ -309,6 +371,8 @@ def _engine_pool(
     writer: Writer | None,
 ) -> EnginePool:
     """vLLM's memory: opaque, or with a format below it by token, head and number."""
+    if model.resume is not None:
+        return _group_pools(model, tensors)
     ordered = [tensors[name] for name in model.layer_names]
     axis = block_axis(ordered[0], model.blocks)
     names = [name for name in (settings.format, settings.disk_format) if name != "native"]
@@ -375,18 +439,25 @@ def _open_below(
 def _disk(
     tier: Tier, blocks: int, model: ServedModel, pool: Pool, rank: int, *, wall: Callable[[], int]
 ) -> DiskStorage:
-    disk = DiskStorage(
-        tier.path or "",
-        model.shape,
-        blocks,
-        model.block_tokens,
-        layout=tier.layout or pool.layout,
-        above=pool.block_format,
-        durability=tier.durability,
-        io=tier.io,
-        rank=rank,
-        clock=wall,
-    )
+    shape, size = model.shape, model.block_tokens
+    if model.resume is not None:
+        own = model.budget(tier, blocks)
+        disk = DiskStorage.of_tier(
+            shape, own, size, rank=rank, ranks=model.ranks, clock=wall, apart=True
+        )
+    else:
+        disk = DiskStorage(
+            tier.path or "",
+            shape,
+            blocks,
+            size,
+            layout=tier.layout or pool.layout,
+            above=pool.block_format,
+            durability=tier.durability,
+            io=tier.io,
+            rank=rank,
+            clock=wall,
+        )
     if disk.read_only:
         reason = disk.store.refusal
         disk.close()

@@ -10,6 +10,11 @@ class SchedulerOutput:
     scheduled_spec_decode_tokens: dict[str, list[int]]
     num_scheduled_tokens: dict[str, int]
     total_num_scheduled_tokens: int
+    kv_connector_block_state: KVConnectorBlockState | None
+
+@dataclass(init=False)
+class KVConnectorBlockState:
+    boundary_state_offloads: dict[str, list[tuple[int, int, int]]]
 
 @dataclass(init=False)
 class NewRequestData:

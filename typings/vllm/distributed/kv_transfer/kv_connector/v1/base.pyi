@@ -1,6 +1,7 @@
 # Written by tests/served/stubs.py out of the installed package: do not edit.
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics
@@ -46,11 +47,8 @@ class KVConnectorBase_V1:
     ) -> dict[CacheHitSource, int]: ...
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata: ...
     def update_connector_output(self, connector_output: KVConnectorOutput) -> Any: ...
-    def request_finished(
-        self,
-        request: Request,
-        block_ids: list[int],
-    ) -> tuple[bool, dict[str, Any] | None]: ...
+    def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]: ...
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults: ...
     def has_pending_push_work(self) -> bool: ...
     def reset_cache(self) -> bool | None: ...
     def take_events(self) -> Iterable[Any]: ...
@@ -88,6 +86,24 @@ class KVConnectorBase_V1:
     def _get_connector_metadata(self) -> KVConnectorMetadata: ...
     _kv_transfer_config: Any
     _vllm_config: VllmConfig
+
+class SupportsHMA:
+    def request_finished_all_groups(
+        self,
+        request: Request,
+        block_ids: tuple[list[int], ...],
+    ) -> tuple[bool, dict[str, Any] | None]: ...
+
+@dataclass(init=False)
+class KVConnectorTransferResults:
+    def __init__(
+        self,
+        finished_sending: set[str] = ...,
+        finished_recving: set[str] = ...,
+        failed_recving: set[str] = ...,
+    ) -> None: ...
+    finished_recving: set[str]
+    failed_recving: set[str]
 
 class KVConnectorMetadata: ...
 
