@@ -37,7 +37,7 @@ PAGE = {
     "page_size_bytes": 32 * 2 * 2 * 64 * 2,
 }
 STATE = {
-    "block_size": 64,
+    "block_size": 32,
     "shapes": ((3, 4), (8,)),
     "dtypes": (torch.bfloat16, torch.float32),
     "mamba_cache_mode": "align",
@@ -91,13 +91,13 @@ def test_groups_are_those_of_vllm_with_full_attention_first():
     draft = FullAttentionSpec(**PAGE)
     model = of(window, FullAttentionSpec(**PAGE), MambaSpec(**STATE), draft, drafts=[3])
     assert [group.number for group in model.groups] == [1, 0, 2]
-    assert [group.pages for group in model.groups] == [2, 2, 1]
-    assert (model.block_tokens, model.layer_names) == (64, ("a", "b", "a", "b", "c", "a"))
+    assert [group.state for group in model.groups] == [False, False, True]
+    assert (model.block_tokens, model.layer_names) == (32, ("a", "b", "a", "b", "c", "a"))
     full, sliding, state = model.shape.groups
     assert (full.kind, full.layers) == ("full", (0, 1))
     assert (sliding.kind, sliding.layers, sliding.window) == ("sliding", (2, 3, 4), 48)
     assert (state.kind, state.layers, state.state_bytes) == ("state", (5,), 3 * 4 * 2 + 8 * 4)
-    assert model.shape.layer_bytes(64, 1) == 2 * PAGE["page_size_bytes"]
+    assert model.shape.layer_bytes(32, 1) == PAGE["page_size_bytes"]
     # Where groups share memory the gaps between blocks are left out.
     padded = SlidingWindowSpec(
         **PAGE | {"page_size_bytes": 1 << 20},
@@ -117,6 +117,8 @@ def test_what_cannot_be_served_is_refused():
         of(FullAttentionSpec(**PAGE), MambaSpec(**STATE | {"mamba_cache_mode": "all"}))
     with pytest.raises(ConfigError, match="pipeline_parallel_size is 2 and the model has 2 groups"):
         of(FullAttentionSpec(**PAGE), MambaSpec(**STATE), pp=2)
+    with pytest.raises(ConfigError, match=r"have blocks of \[16, 32\] tokens"):
+        of(FullAttentionSpec(**PAGE), MambaSpec(**STATE | {"block_size": 16}))
     with pytest.raises(ConfigError, match="decode_context_parallel_size is 2"):
         served(ranks={"decode_context_parallel_size": 2})
     with pytest.raises(ConfigError, match="prefix caching is off"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kvtrie import ResumePoints
 from kvtrie.errors import ConfigError
@@ -46,13 +46,11 @@ class ServedGroup:
     Attributes:
         number: vLLM's number of the group.
         names: vLLM's names of its layers.
-        pages: its blocks of vLLM's memory that one block of ours covers.
         state: whether the layers keep states instead of KV.
     """
 
     number: int
     names: tuple[str, ...]
-    pages: int = 1
     state: bool = False
 
 
@@ -62,7 +60,7 @@ class ServedModel:
 
     Attributes:
         shape: of the layers of this process's pipeline stage, with its tensor-parallel ranks.
-        block_tokens: tokens per block: the least common multiple of those of vLLM's groups.
+        block_tokens: tokens per block, vLLM's own.
         blocks: blocks of vLLM's memory on each rank.
         groups: the layers by group, those with full attention first.
         stages: how many pipeline stages there are.
@@ -138,8 +136,14 @@ class ServedModel:
                     "pipeline ranks only"
                 )
         served = _served_groups(caches)
-        size = math.lcm(*(spec.block_size for _, spec in served))
-        groups = tuple(replace(group, pages=size // spec.block_size) for group, spec in served)
+        groups: tuple[ServedGroup, ...] = tuple(group for group, _ in served)
+        sizes = {spec.block_size for _, spec in served}
+        if len(sizes) > 1:
+            raise ConfigError(
+                f"the groups of the model's layers have blocks of {sorted(sizes)} tokens: one size "
+                "for all is supported"
+            )
+        (size,) = sizes
         shape = _shape([(len(group.names), spec) for group, spec in served], parallel)
         hidden = getattr(config.model_config.hf_text_config, "hidden_size", None)
         if isinstance(hidden, int) and hidden > 0:
@@ -224,30 +228,55 @@ def _shape(groups: Sequence[tuple[int, Any]], parallel: ParallelConfig) -> Model
     A layer of a block has as many bytes as vLLM's pages of the block.
     """
     ranks, layers = parallel.tensor_parallel_size, sum(count for count, _ in groups)
-    first = _form(groups[0][1], ranks)
-    shape = ModelShape(layers, tp=ranks, **first)
+    form = _form(groups[0][1], ranks)
+    shape = ModelShape(
+        layers, form.kv_heads, form.head_dim, form.dtype, latent=form.latent, tp=ranks
+    )
     if len(groups) == 1:
         return shape
     named, begin = list[LayerGroup](), 0
     for count, spec in groups:
-        form, kind = _form(spec, ranks), _KINDS[type(spec).__name__]
-        form |= {"state_bytes": count * form["state_bytes"]} if kind == "state" else {}
-        window = getattr(spec, "sliding_window", 0) or getattr(spec, "attention_chunk_size", 0)
-        span = window if kind in ("sliding", "chunked") else 0
-        named.append(LayerGroup(tuple(range(begin, begin + count)), kind, span, **form))
+        named.append(_layer_group(spec, tuple(range(begin, begin + count)), ranks))
         begin += count
     return replace(shape, groups=tuple(named))
 
 
-def _form(spec: Any, ranks: int) -> dict[str, Any]:  # noqa: ANN401 - any of vLLM's specs
-    """The fields of a shape, or of a group of layers, for one layer with a spec.
+def _layer_group(spec: Any, layers: tuple[int, ...], ranks: int) -> LayerGroup:  # noqa: ANN401 - any of vLLM's specs
+    """The group of layers with a spec."""
+    kind = _KINDS[type(spec).__name__]
+    if kind == "state":
+        sizes = zip(spec.shapes, spec.dtypes, strict=True)
+        state = sum(math.prod(shape) * dtype.itemsize for shape, dtype in sizes)
+        return LayerGroup(layers, kind, state_bytes=len(layers) * state)
+    spans = {"sliding": "sliding_window", "chunked": "attention_chunk_size"}
+    window = getattr(spec, spans[kind]) if kind in spans else 0
+    form = _form(spec, ranks)
+    return LayerGroup(
+        layers,
+        kind,
+        window,
+        kv_heads=form.kv_heads,
+        head_dim=form.head_dim,
+        dtype=form.dtype,
+        latent=form.latent,
+    )
+
+
+class _Form(NamedTuple):
+    """The fields of a shape, or of a group of layers, for the KV of one layer."""
+
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    latent: bool
+
+
+def _form(spec: Any, ranks: int) -> _Form:  # noqa: ANN401 - any of vLLM's specs with KV
+    """The form of the KV of a layer with a spec.
 
     Raises:
         ConfigError: a page whose bytes do not divide over its tokens.
     """
-    if type(spec).__name__ == "MambaSpec":
-        sizes = zip(spec.shapes, spec.dtypes, strict=True)
-        return {"state_bytes": sum(math.prod(shape) * dtype.itemsize for shape, dtype in sizes)}
     # Where groups share memory the tensors of one with smaller pages have gaps between blocks.
     padded = getattr(spec, "page_size_padded", None) is not None
     size = spec.real_page_size_bytes if padded else spec.page_size_bytes
@@ -255,13 +284,14 @@ def _form(spec: Any, ranks: int) -> dict[str, Any]:  # noqa: ANN401 - any of vLL
     dtype = str(spec.dtype).removeprefix("torch.")
     latent = "MLA" in type(spec).__name__
     heads = 1 if latent else spec.num_kv_heads * ranks
-    form = {"kv_heads": heads, "head_dim": spec.head_size, "dtype": dtype, "latent": latent}
+    form = _Form(heads, spec.head_size, dtype, latent)
     try:
-        if ModelShape(1, tp=ranks, **form).layer_bytes(tokens) == size:
-            return form
+        shape = ModelShape(1, heads, spec.head_size, dtype, latent=latent, tp=ranks)
     except ConfigError:  # a type of numbers that kvtrie has no name for
-        pass
+        shape = None
+    if shape is not None and shape.layer_bytes(tokens) == size:
+        return form
     # Scales and padding are in the page: its size divided by its tokens includes them.
     if size % tokens:
         raise ConfigError(f"a page of {size} bytes does not divide over its {tokens} tokens")
-    return {"kv_heads": 1, "head_dim": size // tokens, "dtype": "uint8", "latent": True}
+    return _Form(1, size // tokens, "uint8", latent=True)

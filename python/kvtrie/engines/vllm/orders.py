@@ -120,7 +120,9 @@ class Orders:
         place = {group.number: at for at, group in enumerate(cache.groups) if group.state}
         for ident, states in offered.boundary_state_offloads.items() if place else ():
             run = self._requests.running.get(ident)
-            for number, slot, border in states if run is not None else ():
+            if run is None:
+                continue
+            for number, slot, border in states:
                 if number in place and border % cache.size == 0:
                     at = border // cache.size - 1
                     run.states.append((cache.step, place[number], at, slot))

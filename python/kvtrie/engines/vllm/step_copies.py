@@ -222,9 +222,10 @@ class StepCopies:
 
     def _copies(self, moves: Moves, source: Pool, target: Pool) -> Iterable[_Copying]:
         """The copies of moves, for each group of layers."""
-        several = len(source.groups) > 1
-        for number in np.unique(moves.group).tolist() if several else (0,):
-            part = moves[moves.group == number] if several else moves
+        groups: list[int] = np.unique(moves.group).tolist() if len(source.groups) > 1 else [0]
+        for number in groups:
+            rows: NDArray[np.bool_] = moves.group == number
+            part = moves if len(groups) == 1 else moves[rows]
             slots = np.stack((part.src_slot, part.dst_slot), axis=1)
             here, there = source.groups[number], target.groups[number]
             copies = LayerCopies.of_slots(here, there, slots, (0, here.layers))

@@ -89,7 +89,11 @@ impl Story {
         let middle = rest.len().min(extra * 2);
         self.write(id, &mut path, &rest[..middle]);
         self.write(id, &mut path, &rest[middle..]);
-        if path.len() == prompt.len() && middle == 0 && self.bytes.is_some() && self.engine.is_none() {
+        if path.len() == prompt.len()
+            && middle == 0
+            && self.bytes.is_some()
+            && self.engine.is_none()
+        {
             self.can_go_on(id, path.len() / SIZE);
         }
         if what == 7 {
