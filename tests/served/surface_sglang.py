@@ -111,7 +111,11 @@ USED = {
         "prepare_for_caching_req",
         "cleanup_after_caching_req",
     ),
-    (f"{_CACHE}.allocator", "BaseTokenToKVPoolAllocator"): ("size", "free_segment"),
+    (f"{_CACHE}.allocator", "BaseTokenToKVPoolAllocator"): (
+        "size",
+        "available_size",
+        "free_segment",
+    ),
     (f"{_CACHE}.allocator.swa", "SWATokenToKVPoolAllocator"): (
         "size_full",
         "size_swa",

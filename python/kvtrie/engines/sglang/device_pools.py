@@ -10,7 +10,7 @@ Invariant: a pool that the cache does not divide rightly is refused by name. Cos
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from kvtrie import LayerGroup, ModelShape, ResumePoints, Tier
 from kvtrie.errors import ConfigError
@@ -18,9 +18,12 @@ from kvtrie.errors import ConfigError
 if TYPE_CHECKING:
     from typing import Self
 
+    from sglang.srt.mem_cache.allocator.mamba import MambaSlotAllocator
+    from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool, ReqToTokenPool
 
-__all__ = ["FULL", "DevicePools"]
+__all__ = ["FULL", "DevicePools", "state_allocator"]
 
 FULL = 0
 """Number of the group of layers with full attention."""
@@ -67,14 +70,16 @@ class DevicePools:
         """
         allocator, page = params.token_to_kv_pool_allocator, int(params.page_size)
         slots = cls._state_slots(params) if states else 0
+        sizes: tuple[int, ...]
         if windows:
-            cls._check_windows(params)
-            full, swa = int(allocator.size_full) // page, int(allocator.size_swa) // page
+            hybrid = cls._window_allocator(params)
+            sizes = int(hybrid.size_full), int(hybrid.size_swa)
+            full, swa = (size // page for size in sizes)
             pools = cls(page, full, swa, int(params.swa_retain_window or 0), slots)
         else:
-            pools = cls(page, blocks or int(allocator.size) // page, states=slots)
+            sizes = (blocks * page if blocks else int(allocator.size),)
+            pools = cls(page, sizes[0] // page, states=slots)
         if pools.blocks < 1 or (windows and pools.windows < 1):
-            sizes = (allocator.size_full, allocator.size_swa) if windows else (allocator.size,)
             raise ConfigError(
                 f"SGLang's KV pool has {' and '.join(map(str, sizes))} tokens, at least a page of "
                 f"{page} wanted"
@@ -82,7 +87,7 @@ class DevicePools:
         return pools
 
     @staticmethod
-    def _check_windows(params: CacheInitParams) -> None:
+    def _window_allocator(params: CacheInitParams) -> SWATokenToKVPoolAllocator:
         allocator, window = params.token_to_kv_pool_allocator, params.swa_retain_window
         kind, ring = type(allocator).__name__, getattr(allocator, "swa_req_ring", False)
         if kind != "SWATokenToKVPoolAllocator" or ring:
@@ -97,11 +102,13 @@ class DevicePools:
                 f"{params.decoder_swa_bounded_replay}: --radix-cache-backend kvtrie serves windows "
                 "that are stored whole and that a match needs"
             )
+        return cast("SWATokenToKVPoolAllocator", allocator)
 
     @staticmethod
     def _state_slots(params: CacheInitParams) -> int:
         pool = params.req_to_token_pool
-        kind = type(pool.mamba_allocator).__name__
+        allocator = state_allocator(pool)
+        kind = type(allocator).__name__
         second = getattr(pool, "mamba_ckpt_pool", None) is not None
         if kind != "MambaSlotAllocator" or second or params.enable_mamba_extra_buffer_lazy:
             lazy = params.enable_mamba_extra_buffer_lazy
@@ -115,7 +122,7 @@ class DevicePools:
                 f"pages of {params.page_size} tokens: without --enable-mamba-extra-buffer states "
                 "are kept with pages of 1 token"
             )
-        return int(pool.mamba_allocator.size)
+        return int(allocator.size)
 
     @property
     def several(self) -> bool:
@@ -166,3 +173,8 @@ class DevicePools:
     def resume(self) -> ResumePoints | None:
         """Which borders stay resumable."""
         return ResumePoints() if self.several else None
+
+
+def state_allocator(rows: ReqToTokenPool) -> MambaSlotAllocator:
+    """Return SGLang's allocator of states, of the rows of requests of a model that has them."""
+    return cast("HybridReqToTokenPool", rows).mamba_allocator

@@ -6,14 +6,16 @@ Cost: O(1), except lists of all slots.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from sglang.srt.mem_cache.radix_cache import RadixCache
 
-from kvtrie.engines.sglang.device_pools import FULL
+from kvtrie.engines.sglang.device_pools import FULL, state_allocator
 
 if TYPE_CHECKING:
+    from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+
     from kvtrie import BlockManager
     from kvtrie.engines.sglang.block_slots import BlockSlots
     from kvtrie.engines.sglang.device_pools import DevicePools
@@ -94,19 +96,19 @@ class PoolSizes(RadixCache):
 
     def available_and_evictable_str(self) -> str:
         """What is free and what could be given back, for SGLang's messages."""
-        allocator = self.token_to_kv_pool_allocator
         if not self.pools.several:
             return super().available_and_evictable_str()
-        swa = self.pools.windows > 0
-        free = {
-            "full tokens": (allocator.full_available_size if swa else allocator.available_size)()
-        }
+        free: dict[str, int] = {}
         could = {"full tokens": self.evictable_size()}
-        if swa:
-            free["SWA tokens"] = allocator.swa_available_size()
+        if self.pools.windows:
+            hybrid = cast("SWATokenToKVPoolAllocator", self.token_to_kv_pool_allocator)
+            free["full tokens"] = hybrid.full_available_size()
+            free["SWA tokens"] = hybrid.swa_available_size()
             could["SWA tokens"] = self.swa_evictable_size()
+        else:
+            free["full tokens"] = self.token_to_kv_pool_allocator.available_size()
         if self.pools.states:
-            free["states"] = self.req_to_token_pool.mamba_allocator.available_size()
+            free["states"] = state_allocator(self.req_to_token_pool).available_size()
             could["states"] = self.mamba_evictable_size()
         return "".join(
             f"Available {what}: {free[what]}, {could[what]} evictable\n" for what in free

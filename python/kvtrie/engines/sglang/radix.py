@@ -32,7 +32,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from kvtrie import BlockManager
 from kvtrie.engines.server.boundary import Boundary
 from kvtrie.engines.sglang.block_slots import BlockSlots
-from kvtrie.engines.sglang.device_pools import FULL, DevicePools
+from kvtrie.engines.sglang.device_pools import FULL, DevicePools, state_allocator
 from kvtrie.engines.sglang.events import PublishedPages
 from kvtrie.engines.sglang.locks import Locks
 from kvtrie.engines.sglang.misses import Matched, RequestMisses
@@ -142,7 +142,7 @@ class KvtrieRadixCache(PoolSizes):
         )
         if self.misses is not None:
             self.misses.use(self.manager)
-        states = self.req_to_token_pool.mamba_allocator if pools.states else None
+        states = state_allocator(self.req_to_token_pool) if pools.states else None
         self.slots = BlockSlots(pools, self.token_to_kv_pool_allocator, states)
         self.locks = Locks(self.manager)
         self._published = PublishedPages(self.kv_events, self.page_size)
@@ -241,7 +241,8 @@ class KvtrieRadixCache(PoolSizes):
         first = max(params.prev_prefix_len, 0) // size
         lives = range(max(first, -(-dead // size)), len(blocks)) if self.pools.windows else range(0)
         live = {blocks[place] for place in lives}
-        ends = set() if params.mamba_value is None else {blocks[-1]}
+        state = params.mamba_value
+        ends: set[int] = set() if state is None else {blocks[-1]}
         events = self._events()
         self._settle(events)
         came: dict[int, set[int]] = {}
@@ -251,8 +252,10 @@ class KvtrieRadixCache(PoolSizes):
             if lost := list(stored - kept):
                 self.manager.clear_copies(lost, "gpu", group=group, now=time.monotonic_ns())
         self._settle(self._events())
-        for block in came[self.pools.states_at]:
-            self.slots.states[block] = params.mamba_value.reshape(1)
+        if state is not None:
+            self.slots.states.update(
+                (block, state.reshape(1)) for block in came[self.pools.states_at]
+            )
         self.slots.renew(blocks, slots, came[self.pools.windows_at], (first, there), lives)
         return bool(came[self.pools.states_at])
 
@@ -376,12 +379,16 @@ class KvtrieRadixCache(PoolSizes):
                 self.misses.locked(node.matched, len(node.blocks) * self.page_size)
         if self.disable or not len(node.blocks):
             return IncLockRefResult(delta=0)
-        before, blocks = self.locks.count(FULL), node.blocks.tolist()
-        last = blocks[-self.pools.window_blocks :] if self.pools.windows else []
+        before = self.locks.count(FULL)
+        blocks: list[int] = node.blocks.tolist()
+        last: list[int] = blocks[-self.pools.window_blocks :] if self.pools.windows else []
         windows = [block for block in last if block in self.slots.windows]
         states = [block for block in blocks[-1:] if block in self.slots.states]
-        parts = {self.pools.windows_at: windows, self.pools.states_at: states, FULL: blocks}
-        node.locks.append(self.locks.take(parts))
+        node.locks.append(
+            self.locks.take(
+                {self.pools.windows_at: windows, self.pools.states_at: states, FULL: blocks}
+            )
+        )
         return IncLockRefResult(delta=(before - self.locks.count(FULL)) * self.page_size)
 
     def dec_lock_ref(  # pyright: ignore[reportIncompatibleMethodOverride] - as above
