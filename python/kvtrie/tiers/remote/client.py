@@ -211,7 +211,7 @@ class RemoteClient:
             for name in names:
                 known.setdefault(name, "refuted" if kinds[name] == "refuted" else "ok")
         order: tuple[Answer, ...] = ("late", "refuted", "missing", "ok")
-        return [min((known[name] for name in row), key=order.index) for row in rows]
+        return [order[min(order.index(known[name]) for name in row)] for row in rows]
 
     def refute(self, keys: Sequence[bytes], forms: Sequence[ValueFormat] | None = None) -> None:
         """Note that blocks, which another process of the server read, could not be read.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from kvtrie.tiers.remote.breaker import Breaker
     from kvtrie.tiers.remote.protocol import Outcome, Result
@@ -63,8 +63,8 @@ class RemoteStats:
             dict(results),
             sum(part.bytes_read for part in parts),
             sum(part.bytes_written for part in parts),
-            next((part.breaker for part in parts if part.breaker != "closed"), "closed"),
-            next((part.writes for part in parts if part.writes != "closed"), "closed"),
+            _first_not_closed(part.breaker for part in parts),
+            _first_not_closed(part.writes for part in parts),
             sum(part.refuted for part in parts),
             dict(dropped),
         )
@@ -110,3 +110,10 @@ class Counts:
         with self._lock:
             results, dropped = dict(self._results), dict(self._dropped)
             return RemoteStats(results, self._read, self._written, *states, self._refuted, dropped)
+
+
+def _first_not_closed(states: Iterable[BreakerState]) -> BreakerState:
+    for state in states:
+        if state != "closed":
+            return state
+    return "closed"
