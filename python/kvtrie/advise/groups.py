@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtrie.advise.wire import MOST_SIZE
+from kvtrie.advise.wire import MOST_SIZE, Hash
 from kvtrie.errors import ConfigError
 from kvtrie.printable import printable
 from kvtrie.settings.resume import ResumePoints
@@ -23,7 +23,7 @@ from kvtrie.settings.resume import ResumePoints
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from kvtrie.advise.wire import Batch, Hash, Part
+    from kvtrie.advise.wire import Batch, Part
     from kvtrie.model.layer_group import LayerGroup
     from kvtrie.model.shape import ModelShape
     from kvtrie.sim.trace import TraceRequest
@@ -56,7 +56,7 @@ class PublishedGroup:
     kind: str = ""
     window: int | None = None
     size: int = 0
-    here: set[Hash] = field(default_factory=set)
+    here: set[Hash] = field(default_factory=set[Hash])
 
     def __str__(self) -> str:
         window = "" if self.window is None else f" of {self.window} tokens"

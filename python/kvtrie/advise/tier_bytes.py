@@ -92,7 +92,7 @@ class TierBytes:
         Args:
             below: int64 `(requests, tiers)`, tokens that the tiers below the first had.
         """
-        loaded = below * self.token
+        loaded = below.astype(np.float64) * self.token
         found = below.sum(axis=1)
         point = np.zeros(len(below))
         for slot, needed, token in self.parts:
