@@ -155,7 +155,7 @@ class ServedModel:
                 "layers: pipeline stages are supported with one group"
             )
         if name_weights:
-            whose = "vllm" if stages == 1 else f"vllm of {groups[0].names}"
+            whose = "vllm" if stages == 1 else f"vllm of {served[0][0].names}"
             shape = replace(shape, fingerprint=whose)
         alike = len(groups) == 1 and type(served[0][1]).__name__ == "MLAAttentionSpec"
         return cls(shape, size, caches.num_blocks, groups, stages, alike)
