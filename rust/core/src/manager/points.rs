@@ -16,6 +16,7 @@
 
 mod audit;
 pub(in crate::manager) mod named;
+mod stores;
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -9,12 +9,17 @@ use crate::error::bad;
 use crate::event::Event;
 use crate::manager::BlockManager;
 use crate::matched::handle;
+use crate::memory::items;
 use crate::miss::{BRANCHES, MOST_BRANCHES, Miss};
 use crate::number::{self, Layer, Limit, Now};
 use crate::record::{Eviction, Explanation};
 use crate::stats::Stats;
 use crate::text::text;
 use crate::tokens::Tokens;
+
+/// Limits of what a call gives of each group.
+const MOST_GROUPS: usize = 64;
+const MOST_BLOCKS: usize = 1 << 24;
 
 /// The first block of a range, and the last plus 1.
 type Blocks = (u32, u32);
@@ -87,14 +92,24 @@ impl BlockManager {
     }
 
     /// The longest border at which every group after the first has what a resume needs.
-    #[expect(clippy::needless_pass_by_value, reason = "Python's lists are converted")]
     fn longest_resume(
         &self,
-        py: Python<'_>,
-        parts: Vec<Vec<bool>>,
+        parts: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = number::most)] most: usize,
     ) -> PyResult<u32> {
-        self.shared.call(py, |manager| manager.longest_resume(&parts, most))
+        let mut there = Vec::new();
+        for blocks in parts.try_iter().map_err(|_| bad("parts are no list of lists"))? {
+            if there.len() == MOST_GROUPS {
+                return Err(bad(format!("parts are of more than {MOST_GROUPS} groups")));
+            }
+            let has = |at, item: Bound<'_, PyAny>| {
+                item.extract().map_err(|_| bad(format!("block {at} of parts is no bool")))
+            };
+            let blocks = blocks?;
+            blocks.try_iter().map_err(|_| bad("parts are no list of lists"))?;
+            there.push(items(&blocks, MOST_BLOCKS, "blocks of parts", has)?);
+        }
+        self.shared.call(parts.py(), |manager| manager.longest_resume(&there, most))
     }
 
     /// Ranges of blocks that a resume at a border needs of each group after the first.

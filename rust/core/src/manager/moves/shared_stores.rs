@@ -95,7 +95,7 @@ impl SharedStores {
     }
 
     /// The oldest store.
-    fn first(&self) -> Option<SharedStore> {
+    pub(crate) fn first(&self) -> Option<SharedStore> {
         self.iter().next().copied()
     }
 

@@ -9,7 +9,6 @@
 use crate::block::{BlockId, NO_SLOT, Part, Place, TierId};
 use crate::manager::Manager;
 use crate::manager::evict::room::Wanted;
-use crate::manager::kinds::Cause;
 use crate::manager::moves::shared_stores::{SharedStore, SharedStores, Step};
 use crate::manager::request::matching::path::path_border;
 use crate::tier::ResidencyState;
@@ -28,7 +27,7 @@ impl SharedStores {
     }
 
     /// Removes the store of a point. Returns the parts that are held for it.
-    fn remove_point(&mut self, tier: TierId, block: BlockId) -> Vec<Part> {
+    pub(crate) fn remove_point(&mut self, tier: TierId, block: BlockId) -> Vec<Part> {
         let first = self.first().map(|first| (first.tier, first.block, first.point));
         let Some(number) = self.numbers.remove(&(tier, block, true)) else { return Vec::new() };
         self.waiting.remove(&number);
@@ -116,60 +115,5 @@ impl Manager {
                 self.shared_stores.held.push(part);
             }
         }
-    }
-
-    /// Ends the store of a resume point that waits, if it does, and releases the parts that are held for it.
-    pub(in crate::manager) fn end_point_store(&mut self, tier: TierId, block: BlockId) {
-        if self.shared_stores.is_empty() {
-            return;
-        }
-        for Part { group, block } in self.shared_stores.remove_point(tier, block) {
-            self.blocks.unhold(Place::new(tier + 1, group), [block]);
-        }
-    }
-
-    /// Ends the store for which a tier holds a part of a block, which it has lost.
-    pub(in crate::manager) fn end_store_of(&mut self, tier: TierId, part: Part) {
-        if let Some(SharedStore { tier: from, block, .. }) = self.shared_stores.first()
-            && from + 1 == tier
-            && self.shared_stores.held.contains(&part)
-        {
-            self.end_point_store(from, block);
-        }
-    }
-
-    /// Drops the store of a point that leaves a tier above a shared one, and counts what the shared tier
-    /// was still to get.
-    pub(in crate::manager) fn drop_point_store(
-        &mut self,
-        tier: TierId,
-        block: BlockId,
-        cause: Cause,
-    ) {
-        let below = tier + 1;
-        let counts = matches!(cause, Cause::Demand | Cause::Ahead | Cause::Hinted);
-        if counts && self.tiers.writes_shared(tier) && !self.points.has_on(below, block) {
-            let path = self.path_to(Some(block));
-            let absent =
-                |part: &Part| !self.blocks.expects(Place::new(below, part.group), part.block);
-            let needs = self.points.needs(&path, path_border(&path));
-            self.meter.tier(below).stores_dropped +=
-                needs.iter().filter(|p| absent(p)).count() as u64;
-        }
-        self.end_point_store(tier, block);
-    }
-
-    /// Whether a store to a shared tier reads what a resume point of a tier needs: it cannot leave then.
-    pub(in crate::manager) fn read_for_shared(&self, tier: TierId, block: BlockId) -> bool {
-        if !self.tiers.above_shared(tier) {
-            return false;
-        }
-        let path = self.path_to(Some(block));
-        let needs = self.points.needs(&path, path_border(&path));
-        let stored = |&Part { group, block }: &Part| {
-            let arrival = self.arrival(Place::new(tier + 1, group), block);
-            arrival.is_some_and(|arrival| !arrival.moves.is_empty())
-        };
-        needs.iter().any(stored)
     }
 }
