@@ -23,8 +23,15 @@ def stored_ahead(lease, now):
         lease.store_ahead(now=now)
 
 
+def cleared(manager, now):
+    """One group has no further copies, but the time comes in."""
+    with pytest.raises(ConfigError, match="group"):
+        manager.clear_copies([], 0, group=1, now=now)
+
+
 OF_MANAGER = {
     "acquire": lambda m, _, now: m.acquire(tokens(1), now=now).release(),
+    "clear_copies": lambda m, _, now: cleared(m, now),
     "commit_many": lambda m, lease, now: m.commit_many([lease.id], [[]], now=now),
     "complete": lambda m, _, now: m.complete([], now=now),
     "expected_sessions": lambda m, _, now: m.expected_sessions(now=now),

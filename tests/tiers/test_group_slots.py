@@ -143,7 +143,7 @@ def test_formats_that_groups_cannot_have_are_refused():
     with pytest.raises(ConfigError, match="first tier is native"):
         open_pools(MODEL, [replace(coded, kind="gpu")], SIZE, resume=ResumePoints())
     disk = Tier("disk", bytes="2MB", path="kv")
-    with pytest.raises(ConfigError, match="a disk has the layout of the tier above"):
+    with pytest.raises(ConfigError, match="a disk or a store has the layout of the tier above"):
         open_pools(MODEL, [GPU, coded, disk], SIZE, resume=ResumePoints())
     small = replace(MODEL, groups=(replace(FULL, head_dim=3), STATE))
     with pytest.raises(ConfigError, match="3"):

@@ -7,7 +7,7 @@ owner: a request, a cached block or the allocator. Cost: that of SGLang's compon
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from sglang.srt.mem_cache.unified_cache.components.mamba import MambaComponent
 
@@ -22,15 +22,22 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 
     from kvtrie.engines.sglang.path import Path
-    from kvtrie.engines.sglang.radix import KvtrieRadixCache
 
 __all__ = ["RequestStates"]
+
+
+class _Tree(Protocol):
+    """A tree that knows the states of its paths."""
+
+    def state_of(self, path: Path) -> torch.Tensor | None:
+        """Return the slot of the state at the end of a path, if there is one."""
+        ...
 
 
 class _States:
     """The one question of the component to SGLang's tree."""
 
-    def __init__(self, cache: KvtrieRadixCache) -> None:
+    def __init__(self, cache: _Tree) -> None:
         self._cache = cache
 
     def get_component_device_value(self, node: Path, kind: object) -> torch.Tensor | None:
@@ -50,7 +57,7 @@ class RequestStates:
         grid: tokens between the borders at which a pass can keep a state.
     """
 
-    def __init__(self, cache: KvtrieRadixCache, params: CacheInitParams) -> None:
+    def __init__(self, cache: _Tree, params: CacheInitParams) -> None:
         self._component = MambaComponent(cast("Any", cache), params)
         self._component.tree_core = cast("Any", _States(cache))
         self.grid = int(self._component.mamba_checkpoint_grid)

@@ -25,6 +25,7 @@ from kvtrie.engines.vllm.kv_writer import known_views
 from kvtrie.engines.vllm.layout_check import block_axis
 from kvtrie.engines.vllm.messages import Opened, StepNews
 from kvtrie.engines.vllm.native_first import NativeFirst
+from kvtrie.engines.vllm.rank_reports import RankReports
 from kvtrie.engines.vllm.rank_store import RankStore
 from kvtrie.engines.vllm.replicated import ReplicatedRanks
 from kvtrie.engines.vllm.step_copies import StepCopies
@@ -139,10 +140,7 @@ class WorkerConnector:
         self._step = -1
         load, store = stream(self.gpu.device), stream(self.gpu.device)
         self._copies = StepCopies(self.gpu, self.host, load, store, places)
-        self._reports: list[MoveReport] = []  # of moves that this rank does not carry out
-        self._ended: list[MoveReport] = []  # that are not in any news yet
-        self._receiving: dict[int, str] = {}  # requests by the loads that they wait for
-        self._received, self._failed = set[str](), set[str]()
+        self._reports = RankReports()
 
     def opened(self) -> Opened:
         """Return the tiers and weights that the scheduler needs before the first request."""
@@ -172,11 +170,7 @@ class WorkerConnector:
         self._step = orders.step
         self._identity.ask(orders)
         self._copies.begin(orders.lost)
-        self._failed |= orders.unreceived
-        self._received |= orders.unreceived
-        self._receiving |= {
-            ident: request for request, ids in orders.receive.items() for ident in ids
-        }
+        self._reports.expect(orders.receive, orders.unreceived)
         for data in orders.ahead:
             self._copies.store_ahead(self._own(Moves.from_bytes(data)))
         if orders.forget:
@@ -228,20 +222,8 @@ class WorkerConnector:
 
     def received(self) -> tuple[set[str], set[str]]:
         """Return the requests whose loads have all ended since the last call, and which failed."""
-        self._ended += self._new_reports(wait=False)
-        ended = self._received.difference(self._receiving.values())
-        failed, self._failed = self._failed & ended, self._failed - ended
-        self._received -= ended
-        return ended, failed
-
-    def _new_reports(self, *, wait: bool) -> list[MoveReport]:
-        """The reports since the last call, by which requests have received their blocks."""
-        reports, self._reports = self._reports + self._copies.reports(wait=wait), []
-        for report in reports if self._receiving else ():
-            ended = {self._receiving.pop(each) for each in report.ids if each in self._receiving}
-            self._received |= ended
-            self._failed |= ended if not report.ok else set()
-        return reports
+        self._reports.add(self._copies.reports(wait=False))
+        return self._reports.received()
 
     def news(self, *, idle: bool) -> StepNews:
         """Return the reports since the last step.
@@ -249,7 +231,8 @@ class WorkerConnector:
         Args:
             idle: the step has computed nothing, so that it may wait a moment for news.
         """
-        reports, self._ended = self._ended + self._new_reports(wait=idle), []
+        self._reports.add(self._copies.reports(wait=idle))
+        reports = self._reports.take()
         if self._kept is not None and self._kept.settle(reports):
             self.runner.wake()
         proving = self._proofs is not None and self._proofs.pending
@@ -289,7 +272,7 @@ class WorkerConnector:
         """The moves that kept host memory admits; others are reported failed."""
         failed = {} if self._kept is None else check(self._kept, moves)
         for at, why in failed.items():
-            self._reports.append(MoveReport((int(moves.id[at]),), error=why))
+            self._reports.add([MoveReport((int(moves.id[at]),), error=why)])
             if moves.dst[at] == 0:
                 self._copies.lose(int(moves.dst_slot[at]))
         return moves if not failed else moves[np.delete(np.arange(len(moves)), [*failed])]
@@ -309,7 +292,7 @@ class WorkerConnector:
         if self.remote is not None and not self.remote.writes:
             own &= moves.dst != len(self.runner.pools) - 1
         if not own.all():
-            self._reports.append(MoveReport(tuple(moves[~own].id.tolist())))
+            self._reports.add([MoveReport(tuple(moves[~own].id.tolist()))])
             moves = moves[own]
         return moves.of_layers(self.gpu.layers) if len(self.gpu.groups) == 1 else moves
 

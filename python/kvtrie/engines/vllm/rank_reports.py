@@ -1,0 +1,52 @@
+"""RankReports: reports of a rank that are in no news yet, and the requests that wait for them.
+
+Invariant: a request is received once all of its loads have ended. Cost: a step per report while any
+request waits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from kvtrie.transfer.report import MoveReport
+
+__all__ = ["RankReports"]
+
+
+class RankReports:
+    """The reports of one rank."""
+
+    def __init__(self) -> None:
+        self._reports: list[MoveReport] = []
+        self._receiving: dict[int, str] = {}  # requests by the loads that they wait for
+        self._received, self._failed = set[str](), set[str]()
+
+    def expect(self, loads: Mapping[str, Iterable[int]], unreceived: set[str]) -> None:
+        """Note the loads that requests wait for, and requests whose loads never come."""
+        for request, ids in loads.items():
+            self._receiving |= dict.fromkeys(ids, request)
+        self._received |= unreceived
+        self._failed |= unreceived
+
+    def add(self, reports: list[MoveReport]) -> None:
+        """Add reports; requests whose loads they end have received their blocks."""
+        self._reports += reports
+        for report in reports if self._receiving else ():
+            ended = {self._receiving.pop(each) for each in report.ids if each in self._receiving}
+            self._received |= ended
+            self._failed |= ended if not report.ok else set()
+
+    def received(self) -> tuple[set[str], set[str]]:
+        """Return the requests whose loads have all ended since the last call, and which failed."""
+        ended = self._received.difference(self._receiving.values())
+        failed, self._failed = self._failed & ended, self._failed - ended
+        self._received -= ended
+        return ended, failed
+
+    def take(self) -> list[MoveReport]:
+        """Return the reports since the last call."""
+        reports, self._reports = self._reports, []
+        return reports
