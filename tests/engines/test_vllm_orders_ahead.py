@@ -29,7 +29,7 @@ def test_the_last_step_of_a_request_stores_what_it_fills(ranks):
     )
     one.add("two", [7] * (SIZE * (BLOCKS - 1) - 1), 0)
     one.plan()
-    assert len(one.free) == 0
+    assert len(one.blocks.free) == 0
     assert stores(one.under_way[0][0]) == (0, 12)
     one.execute()
     assert one.on_host(PROMPT) == [0, 1, 2]

@@ -24,6 +24,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tests.engines.vllm_blocks import SIZE, WINDOW, Blocks
 
 from kvtrie import ModelShape, Moves
 from kvtrie.engines.vllm.model import ServedGroup, ServedModel
@@ -34,8 +35,7 @@ from kvtrie.model.layer_group import LayerGroup
 from kvtrie.settings.scope import Scope
 from kvtrie.transfer.copy_stream import CopyStream
 
-SIZE, LAYERS, BLOCKS = 4, 2, 14  # of the first stage
-WINDOW = 6  # tokens
+LAYERS, BLOCKS = 2, 14  # of the first stage
 KEPT: dict = {}  # further settings of a host tier with a file
 PROMPT = list(range(13))  # three full blocks
 
@@ -151,7 +151,7 @@ class Engine:
         **more,
     ):
         self.draw, self.ahead, self.kinds = random.Random(seed), ahead, kinds
-        self.blocks, self.loading = BLOCKS * (1 + len(kinds)), {}
+        self.blocks, self.loading = Blocks(BLOCKS * (1 + len(kinds)), kinds, self.draw), {}
         self.layerwise = more.get("use_layerwise", False)
         # A block of two layers, its windows and states.
         room = {"bytes": host * 2048 * (1 + len(kinds))} if kinds else {"blocks": host}
@@ -178,7 +178,6 @@ class Engine:
         opened = {rank: worker.opened() for rank, worker in enumerate(self.workers)}
         clock = clock or time.monotonic_ns
         self.scheduler = SchedulerConnector(settings, model, opened, naming=naming, clock=clock)
-        self.free = list(range(1, self.blocks))
         self.waiting, self.running, self.under_way = deque(), [], deque()
         self.broken = []
         self.found = self.failed = self.served = self.late = 0
@@ -195,7 +194,7 @@ class Engine:
             self.layers.append(names + self.kinds)
             self.memory.append(
                 {
-                    name: torch.zeros(self.blocks, *((16,) if name == "s" else wide))
+                    name: torch.zeros(self.blocks.count, *((16,) if name == "s" else wide))
                     for name in names + self.kinds
                 }
             )
@@ -239,13 +238,17 @@ class Engine:
             if request not in self.running or request.computed >= request.num_tokens:
                 continue  # its next token is still being sampled
             count = self.some(request.num_tokens - request.computed, request.computed)
-            self.give_back(request)
-            while not (fits := self.fits(request, count)) and self.running[-1] is not request:
+            self.blocks.take_passed(request)
+            had = request.computed
+            while (
+                not (fits := self.blocks.fits(request, count, had))
+                and self.running[-1] is not request
+            ):
                 self.preempt(self.running[-1], counts)
             if not fits:
                 self.preempt(request, counts)
                 continue
-            grown[request.request_id] = self.grow(request, request.computed + count)
+            grown[request.request_id] = self.blocks.grow(request, request.computed + count)
             self.schedule(request, count, counts, before)
         while self.waiting and len(self.running) < 4:
             request = self.waiting[0]
@@ -256,16 +259,16 @@ class Engine:
                 break
             had = request.computed + loaded
             count = self.some(request.num_tokens - had, had)
-            if not self.fits(request, count, had):
+            if not self.blocks.fits(request, count, had):
                 break
             self.waiting.popleft()
             if loaded and self.kinds:
                 self.load(request, loaded)
                 continue
-            self.grow(request, had + count)
+            self.blocks.grow(request, had + count)
             request.status.name = "RUNNING"
             self.running.append(request)
-            self.scheduler.admit(request, [list(request.table), *map(list, request.others)], loaded)
+            self.scheduler.admit(request, self.blocks.tables(request), loaded)
             request.computed = had
             self.found += loaded
             new.append(request.request_id)
@@ -289,47 +292,15 @@ class Engine:
             (self.of(name), list(self.of(name).all_token_ids), before[name], count)
             for name, count in counts.items()
         ]
-        tables = {
-            request: [list(request.table), *map(list, request.others)] for request, *_ in rows
-        }
+        tables = {request: self.blocks.tables(request) for request, *_ in rows}
         self.under_way.append((orders, rows, tables))
 
     def load(self, request, loaded):
         """Give a request the blocks that its loads fill; it waits for them."""
-        request.table += self.take(loaded // SIZE)
-        for kind in self.kinds:
-            first = max(0, loaded - WINDOW + 1) // SIZE if kind == "w" else loaded // SIZE - 1
-            request.others.append([0] * first + self.take(loaded // SIZE - first))
-        self.scheduler.admit(request, [list(request.table), *map(list, request.others)], loaded)
+        self.blocks.give_for_load(request, loaded)
+        self.scheduler.admit(request, self.blocks.tables(request), loaded)
         request.computed = request.loaded = loaded
         self.loading[request.request_id] = request, set()
-
-    def fits(self, request, count, had=None):
-        """Whether there are blocks for a request's next tokens, at most one more per block."""
-        had = request.computed if had is None else had
-        blocks = -(-(had + count) // SIZE)
-        return max(0, blocks - len(request.table)) * (1 + len(self.kinds)) <= len(self.free)
-
-    def grow(self, request, tokens):
-        """Give a request blocks up to a number of tokens; the new ones of each group."""
-        blocks, given = -(-tokens // SIZE), []
-        request.others = request.others or [[] for _ in self.kinds]
-        for kind, table in zip("f" + self.kinds, [request.table, *request.others], strict=True):
-            if kind == "s":  # the running state is in the last block alone
-                table.extend([0] * (blocks - 1 - len(table)))
-            new = self.take(max(0, blocks - len(table)))
-            table.extend(new)
-            given.append(new)
-        return given
-
-    def give_back(self, request):
-        """Take the blocks that no further token of a request attends to."""
-        done = request.processed
-        for kind, table in zip(self.kinds, request.others, strict=True):
-            kept = (done - WINDOW + 1) // SIZE if kind == "w" else (done - 1) // SIZE
-            for at in range(min(max(0, kept), len(table))):
-                self.free += [table[at]] * (table[at] > 0)
-                table[at] = 0
 
     def schedule(self, request, count, counts, before):
         counts[request.request_id], before[request.request_id] = count, request.computed
@@ -343,24 +314,13 @@ class Engine:
     def of(self, name):
         return next(one for one in self.running if one.request_id == name)
 
-    def take(self, count):
-        self.draw.shuffle(self.free)
-        taken, self.free = self.free[:count], self.free[count:]
-        return taken
-
     def preempt(self, request, counts):
         counts.pop(request.request_id, None)
         self.offers.pop(request.request_id, None)
         self.running.remove(request)
         request.status.name = "PREEMPTED"
-        self.release(request)
+        self.blocks.release(request)
         self.waiting.appendleft(request)
-
-    def release(self, request):
-        """Take all blocks of a request."""
-        self.free += request.table + [slot for table in request.others for slot in table if slot]
-        request.table, request.others, request.computed, request.processed = [], [], 0, 0
-        request.loaded = None
 
     def replace(self, request, computed, tokens):
         """The next input of a session: it replaces the tokens that do not count as computed."""
@@ -377,7 +337,7 @@ class Engine:
         if request in self.waiting:
             self.waiting.remove(request)
         if request.request_id not in self.loading:  # else its loads have to end first
-            self.release(request)
+            self.blocks.release(request)
 
     def receive(self, rank, worker):
         """Requests whose loads have ended on every rank go on, or are computed."""
@@ -391,11 +351,11 @@ class Engine:
                 continue
             del self.loading[name]
             if name not in self.scheduler.requests.waiting:  # aborted meanwhile
-                self.release(request)
+                self.blocks.release(request)
                 continue
             if request.loaded is None:
                 self.late += 1
-                self.release(request)
+                self.blocks.release(request)
             else:
                 request.processed = request.loaded
                 self.found += request.loaded
@@ -591,7 +551,7 @@ def play(engine, requests, seed, aborts=0.1):
     stats = engine.scheduler.manager.stats()
     assert (stats.leases, stats.moves) == (0, 0)
     assert engine.scheduler.requests.pins.blocks == 0
-    assert sorted(engine.free) == list(range(1, engine.blocks))
+    assert sorted(engine.blocks.free) == list(range(1, engine.blocks.count))
     engine.stored_blocks = sum(len(engine.on_host(each.all_token_ids)) for each in engine.seen)
     engine.scheduler.manager.audit()
 
