@@ -64,14 +64,16 @@ class Admission:
         if waiting.scope is None or cache.resetting:
             return
         first, last = start // cache.size, end // cache.size
-        own = {slot for table in tables for slot in table[: local // cache.size]}
+        had = local // cache.size
+        own = [slot for table in tables for slot in table[:had] if slot]
+        new = [slot for table in tables for slot in table[had:] if slot]
         tables = [sequence.slots(tables[0]), *tables[1:]]
         promised = [slot for table in tables for slot in table[first:last] if slot]
         if not cache.identity.settled or cache.identity.reads_stale(request, own):
             self._requests.pins.end(waiting.pinned, now)
             self._loads.lose(request.request_id, promised, "blocks of other weights")
             return
-        cache.identity.written({slot for table in tables for slot in table} - own)
+        cache.identity.written(new)
         cache.counters.tokens["asked"] += sequence.known - local
         lease = self._acquire(waiting, end, now, promised)
         if lease is None:

@@ -250,16 +250,7 @@ def _layer_group(spec: Any, layers: tuple[int, ...], ranks: int) -> LayerGroup: 
         return LayerGroup(layers, kind, state_bytes=len(layers) * state)
     spans = {"sliding": "sliding_window", "chunked": "attention_chunk_size"}
     window = getattr(spec, spans[kind]) if kind in spans else 0
-    form = _form(spec, ranks)
-    return LayerGroup(
-        layers,
-        kind,
-        window,
-        kv_heads=form.kv_heads,
-        head_dim=form.head_dim,
-        dtype=form.dtype,
-        latent=form.latent,
-    )
+    return LayerGroup(layers, kind, window, **_form(spec, ranks)._asdict())
 
 
 class _Form(NamedTuple):
