@@ -130,3 +130,17 @@ def test_requests_that_run_through_a_call_that_changed_nothing_are_stored():
     assert stores(scheduler.orders(planned({"one": 13}))) == (0, 0)
     scheduler.on_reports({0: StepNews(0, b"", (1, b""))})
     assert stores(scheduler.orders(planned({}))) == (3, 0)
+
+
+def test_a_dropped_window_is_no_block_of_other_weights():
+    engine = vllm_engine.make_engine(24, kinds="w")
+    scheduler, request = engine.scheduler, PlayedRequest("one", list(range(13)), 13, 1)
+    identity = scheduler.cache.identity
+    identity._change(None)
+    identity.written(range(1, engine.blocks.count))  # requests of the new weights
+    scheduler.match(request, 8)
+    scheduler.admit(request, [[1, 2, 3, 4], [0, 5, 6, 7]], 0)
+    assert "one" in scheduler.requests.running
+    scheduler.end(request)
+    engine.drain()
+    engine.close()
