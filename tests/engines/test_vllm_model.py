@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kvtrie.engines.vllm.model import ServedModel
+from kvtrie.engines.vllm.settings import Settings
 from kvtrie.errors import ConfigError
 
 
@@ -44,7 +45,7 @@ STATE = {
 }
 
 
-def of(*specs, pp=1, ranks=None, caching=True, drafts=()):
+def of(*specs, pp=1, ranks=None, caching=True, drafts=(), blocks=100):
     """The model whose groups have these specs, of one to three layers."""
     groups = [
         SimpleNamespace(
@@ -59,7 +60,7 @@ def of(*specs, pp=1, ranks=None, caching=True, drafts=()):
         model_config=SimpleNamespace(hf_text_config=SimpleNamespace(hidden_size=256)),
         cache_config=SimpleNamespace(enable_prefix_caching=caching),
     )
-    caches = SimpleNamespace(kv_cache_groups=groups, num_blocks=100)
+    caches = SimpleNamespace(kv_cache_groups=groups, num_blocks=blocks)
     return ServedModel.of(config, caches, name_weights=False)
 
 
@@ -123,3 +124,12 @@ def test_what_cannot_be_served_is_refused():
         served(ranks={"decode_context_parallel_size": 2})
     with pytest.raises(ConfigError, match="prefix caching is off"):
         served(caching=False)
+
+
+def test_a_memory_below_a_block_and_a_resume_point_is_refused():
+    window = SlidingWindowSpec(**PAGE, sliding_window=48)
+    several, settings = (FullAttentionSpec(**PAGE), window, window), Settings()
+    with pytest.raises(ConfigError, match=r"memory has 3 blocks, .* of 3 groups of layers want 4"):
+        of(*several, blocks=3).require_served(settings)
+    of(*several, blocks=4).require_served(settings)
+    of(FullAttentionSpec(**PAGE), blocks=1).require_served(settings)

@@ -164,10 +164,17 @@ class ServedModel:
         """Raise unless a model with several groups is served with these settings.
 
         Raises:
-            ConfigError: a setting that is supported with one group only.
+            ConfigError: a setting that is supported with one group only, or a memory of vLLM that
+                has no room for a block and a resume point.
         """
         if self.resume is None:
             return
+        wanted = len(self.groups) + 1
+        if self.blocks < wanted:
+            raise ConfigError(
+                f"vLLM's memory has {self.blocks} blocks, one of which is never used: a block and "
+                f"a resume point of {len(self.groups)} groups of layers want {wanted}"
+            )
         tiers = settings.tiers or ()
         named = [
             *(f"format {name!r}" for name in {settings.format, settings.disk_format} - {"native"}),
