@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from kvtrie import BlockManager, ConfigError, LayerGroup, ModelShape, Tier
+from kvtrie import BlockManager, ConfigError, LayerGroup, ModelShape, ResumePoints, Tier
 from kvtrie.tiers.block_format import BlockFormat
 from kvtrie.tiers.meaning import meaning
 
@@ -104,6 +104,32 @@ def test_layers_that_are_not_alike_have_no_pool_and_no_manager(shape):
         BlockManager(shape, [Tier("gpu", blocks=4)])
     with pytest.raises(ConfigError, match="do not keep the same KV"):
         BlockFormat.of(shape, None, 16)
+
+
+@pytest.mark.parametrize(
+    ("groups", "room", "said"),
+    [
+        (
+            (FULL, dataclasses.replace(SLIDING, tokens_per_row=3)),
+            {"blocks": 4},
+            "block_tokens is 16, a multiple of tokens_per_row 3 of group 1 wanted",
+        ),
+        (
+            (FULL, dataclasses.replace(STATE, state_bytes=100_000)),
+            {"blocks": 1},
+            "104096 bytes are 1 pages of 100000: 2 are wanted for one block and one resume point",
+        ),
+        (
+            (FULL, SLIDING),
+            {"bytes": 2 * 4096 - 1},
+            "8191 bytes are 1 pages of 4096: 2 are wanted for one block and one resume point",
+        ),
+    ],
+)
+def test_an_engine_tier_that_holds_no_block_and_resume_point_is_refused(groups, room, said):
+    tiers = [Tier("gpu", owner="engine", **room), Tier("host", bytes="1MiB", owner="none")]
+    with pytest.raises(ConfigError, match=said):
+        BlockManager(of(*groups), tiers, block_tokens=16, resume=ResumePoints())
 
 
 def test_shapes_that_differ_in_groups_have_different_names():
