@@ -4,13 +4,14 @@ import dataclasses
 import json
 import re
 
+import numpy as np
 import pytest
 
 from kvtrie import BlockManager, ConfigError, LayerGroup, ModelShape, ResumePoints, Tier
 from kvtrie.cli import main
 from kvtrie.sim.models import MODELS, model_named, without_groups
 from kvtrie.sim.replay import open_manager, replay
-from kvtrie.sim.trace import write_trace
+from kvtrie.sim.trace import TraceRequest, write_trace
 from kvtrie.sim.workloads import agents
 
 TRACE = agents(requests=500)
@@ -222,6 +223,48 @@ def test_a_file_names_a_model_and_its_router_learns_of_all_groups(tmp_path, caps
     assert main(["sim", "run", str(shape), "--json"]) == 0
     together = json.loads(capsys.readouterr().out)
     assert first["hit_tokens"]["gpu"] > 2 * together["hit_tokens"]["gpu"] > 0
+
+
+def routed(tmp_path, capsys, model, directory):
+    """The router's decision for a prompt that leaves a known one amid it.
+
+    Machine 0 has ten blocks of the known prompt and a state after them, machine 1 its first two
+    blocks and a state after these; the prompt has five of these blocks.
+    """
+    path = several(tmp_path, machines=2, model=f'{{name="{model}"}}', directory=directory)
+    ids = [[*range(10), 90], [0, 1, 91], [*range(5), 50, 51, 92]]
+    requests = [
+        TraceRequest(at * 10**6, 512 * len(blocks) - 412, 1, np.array(blocks, dtype=np.uint32))
+        for at, blocks in zip((0, 1, 50), ids, strict=True)
+    ]
+    write_trace(tmp_path / "trace.jsonl", requests)
+    given = ["sim", "run", str(path), "--decisions", str(tmp_path / "decisions"), "--best", "1"]
+    assert main(given) == 0
+    capsys.readouterr()
+    *_, last = map(json.loads, (tmp_path / "decisions").read_text().splitlines())
+    (other,) = last["best"]
+    return [(one["machine"], one["hit_tokens"]) for one in (last, other)]
+
+
+@pytest.mark.parametrize("directory", ['{kind="events", delay_ns=0}', '{kind="exact"}'])
+def test_a_machine_counts_up_to_the_deepest_border_with_all_groups(tmp_path, capsys, directory):
+    # Five blocks of machine 0 are of no use: no state is after them.
+    assert routed(tmp_path, capsys, "qwen3-next-80b", directory) == [(1, 1024), (0, 0)]
+    # With full attention, and with windows that are still there, it has them all.
+    for model in ("llama-3.1-8b", "gemma-3-27b"):
+        assert routed(tmp_path, capsys, model, directory) == [(0, 2560), (1, 1024)]
+
+
+def test_a_store_of_one_machine_serves_groups_and_peers_are_refused(tmp_path, capsys):
+    rows = '{kind="gpu", bytes="8GiB"}, {kind="host", bytes="8GiB", write="through"}'
+    stored = several(tmp_path, tiers=f'[{rows}, {{kind="remote", bytes="64GiB"}}]')
+    assert main(["sim", "run", str(stored), "--set", "machines=1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["hit_tokens"]["remote"] > 0
+    assert main(["sim", "run", str(stored)]) == 2
+    assert "machines is 4, and a tier is 'remote'" in capsys.readouterr().err
+    asks = several(tmp_path, peers='{lookup="all", bytes_per_s=1_000_000_000}')
+    assert main(["sim", "run", str(asks)]) == 2
+    assert "blocks of one group of layers, and 2 are kept apart" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
