@@ -9,11 +9,11 @@ from tests.engines.vllm_engine import LAYERS, SIZE, Engine, named, play
 from kvtrie.engines.vllm.events import Extra, PublishedBlocks
 
 
-def event(number, kind, tier, layers, key=b"k", parent=b"root", block=1):
+def event(number, kind, tier, layers, key=b"k", parent=b"root", block=1, group=0):
     lo, hi = layers
     return SimpleNamespace(
         number=number, kind=kind, tier=tier, layer_lo=lo, layer_hi=hi, key=key, parent=parent,
-        tokens=[1, 2], block=block,
+        tokens=[1, 2], block=block, group=group,
     )  # fmt: skip
 
 
@@ -26,7 +26,7 @@ def request_of(*hashes):
 
 
 def test_a_block_is_published_once_it_is_whole_and_taken_back_with_its_first_layer():
-    announced = PublishedBlocks(2)
+    announced = PublishedBlocks([2])
     announced.learn(request_of(b"K", b"L"), [1, 2], 0, 2)
     rows = [
         event(0, "stored", 0, (0, 2)),
@@ -49,7 +49,7 @@ def test_a_block_is_published_once_it_is_whole_and_taken_back_with_its_first_lay
 
 
 def test_a_block_without_a_hash_and_its_children_wait_for_it():
-    announced = PublishedBlocks(1)
+    announced = PublishedBlocks([1])
     rows = [
         event(0, "stored", 2, (0, 1)),
         event(1, "stored", 2, (0, 1), b"l", b"k", 2),
@@ -67,7 +67,7 @@ def test_a_block_without_a_hash_and_its_children_wait_for_it():
 
 def test_a_block_with_an_image_that_is_found_at_start_is_not_named_by_its_tokens():
     naming = SimpleNamespace(hash=lambda _parent, _tokens: b"K")
-    announced = PublishedBlocks(1, naming, b"root", {b"l"})
+    announced = PublishedBlocks([1], naming, b"root", {b"l"})
     rows = [
         event(0, "stored", 2, (0, 1)),
         event(1, "stored", 2, (0, 1), b"l", b"k", 2),
@@ -78,7 +78,7 @@ def test_a_block_with_an_image_that_is_found_at_start_is_not_named_by_its_tokens
 
 
 def test_a_child_is_published_after_its_parent_on_any_tier():
-    announced = PublishedBlocks(1)
+    announced = PublishedBlocks([1])
     announced.learn(request_of(b"K", b"L"), [1, 2], 0, 2)
     rows = [
         event(0, "stored", 1, (0, 1), b"l", b"k", 2),
@@ -94,8 +94,31 @@ def test_a_child_is_published_after_its_parent_on_any_tier():
     ]
 
 
+def test_groups_of_a_block_are_published_one_by_one_after_its_parent_of_the_first_group():
+    announced = PublishedBlocks([2, 1])
+    announced.learn(request_of(b"K", b"L"), [1, 2], 0, 2)
+    rows = [
+        event(0, "stored", 1, (0, 1), b"l", b"k", 2, group=1),
+        event(1, "stored", 1, (0, 1), group=1),
+        event(2, "stored", 1, (0, 1)),
+        event(3, "stored", 1, (1, 2)),
+        event(4, "stored", 1, (0, 2), b"l", b"k", 2),
+        event(5, "removed", 1, (0, 1), b"l", b"k", 2, group=1),
+        event(6, "removed", 1, (0, 2)),
+    ]
+    assert [one[:5] for one in announced.take(rows)] == [
+        (True, 1, 1, b"K", None),
+        (True, 1, 0, b"K", None),
+        (True, 1, 1, b"L", b"K"),
+        (True, 1, 0, b"L", b"K"),
+        (False, 1, 1, b"L", None),
+        (False, 1, 0, b"K", None),
+    ]
+
+
 @pytest.mark.parametrize("seed", range(3))
-def test_replayed_events_are_the_blocks_below_the_gpu_with_vllms_hashes(tmp_path, seed):
+@pytest.mark.parametrize("kinds", ["", "w", "ws"])
+def test_replayed_events_are_the_blocks_below_the_gpu_with_vllms_hashes(tmp_path, seed, kinds):
     class Naming:
         def hash(self, parent, tokens):
             chain = [*self.chains.get(parent, ()), *tokens]
@@ -109,31 +132,40 @@ def test_replayed_events_are_the_blocks_below_the_gpu_with_vllms_hashes(tmp_path
     for again in range(2):
         naming = Naming()
         naming.chains = {None: []}
-        engine = Engine(tmp_path, 1, 1, seed, events=True, naming=naming)
+        more = {"kinds": kinds, "host": 16 if kinds else 6}
+        engine = Engine(tmp_path, 1, 1, seed, events=True, naming=naming, **more)
         changes = engine.scheduler.changes()
         assert (len(changes) > 0) == (again > 0)
         play(engine, 14, seed)
         changes += engine.scheduler.changes()
-        there = {1: set(), 2: set()}
+        groups = range(1 + len(kinds))
+        there = {(tier, group): set() for tier in (1, 2) for group in groups}
         wanted = {name for each in engine.seen for name in named(each.all_token_ids)}
         for change in changes:
+            names = there[change.tier, change.group]
             if change.stored:
-                assert change.hash not in there[change.tier]
-                assert change.parent is None or change.parent in there[1] | there[2]
+                assert change.hash not in names
+                assert change.parent is None or change.parent in there[1, 0] | there[2, 0]
                 assert len(change.tokens) == SIZE
                 assert again or change.hash in wanted
-                there[change.tier].add(change.hash)
+                names.add(change.hash)
             else:
-                there[change.tier].remove(change.hash)
-        for tier, hashes in there.items():
-            index = engine.scheduler.manager.index(tier, now=engine.scheduler.cache.clock())
-            whole = np.flatnonzero(index.layer_hi - index.layer_lo == LAYERS)
-            assert len(hashes) == len(whole)
-        assert there[2]
+                names.remove(change.hash)
+        for (tier, group), hashes in there.items():
+            assert len(hashes) == whole_blocks(engine, tier, group)
+            assert hashes or tier < 2
         assert engine.scheduler.cache.published.unknown == 0
         engine.close()
     assert engine.scheduler.reset()
-    gone = {
-        (change.tier, change.hash) for change in engine.scheduler.changes() if not change.stored
-    }
-    assert {(2, name) for name in there[2]} <= gone
+    gone = {change[1:4] for change in engine.scheduler.changes() if not change.stored}
+    assert {(2, group, name) for group in groups for name in there[2, group]} <= gone
+
+
+def whole_blocks(engine, tier, group):
+    """Blocks of a group that are whole on a tier."""
+    if group:
+        slots = engine.scheduler.manager.stats().tiers[("host", "disk")[tier - 1]].groups[group]
+        return slots.held + slots.released
+    index = engine.scheduler.manager.index(tier, now=engine.scheduler.cache.clock())
+    whole = index.layer_hi - index.layer_lo == LAYERS
+    return np.count_nonzero(whole & (index.group == 0))

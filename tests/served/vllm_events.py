@@ -6,9 +6,10 @@ import random
 
 import msgspec
 import pytest
-import servers  # noqa: F401 - its settings first
+import servers  # its settings first
 import torch
 from modelfree import SIZE, WORDS, Engine
+from vllm.config import KVEventsConfig
 from vllm.distributed.kv_events import BlockStored, KVEventBatch
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import (
@@ -27,7 +28,7 @@ from kvtrie.engines.vllm.metrics import MetricsExporter
 
 
 class Publisher:
-    """Takes batches through vLLM's encoder and decoder, and follows what is where."""
+    """Takes batches through vLLM's encoder and decoder, and follows what is where, by group."""
 
     def __init__(self):
         self.there = {"GPU": set(), "CPU": set(), "STORAGE": set()}
@@ -46,27 +47,37 @@ class Publisher:
             assert event.locality is None
             assert event.ownership is None
             assert all(isinstance(name, int) for name in event.block_hashes)
+            names = {(event.group_idx, name) for name in event.block_hashes}
             if not isinstance(event, BlockStored):
-                self.there[event.medium] -= set(event.block_hashes)
+                self.there[event.medium] -= names
                 continue
-            parent = event.parent_block_hash
-            assert parent is None or any(parent in names for names in self.there.values())
-            assert len(event.token_ids) == SIZE * len(event.block_hashes)
             self.note(event)
-            self.there[event.medium].update(event.block_hashes)
-            self.ever[event.medium].update(event.block_hashes)
-            self.runs += len(event.block_hashes) > 1 and event.medium != "GPU"
+            self.there[event.medium] |= names
+            self.ever[event.medium] |= names
+            self.runs += len(names) > 1 and event.medium != "GPU"
+
+    def names(self, medium, group=0):
+        """The names of a group's blocks that were ever on a medium."""
+        return {name for at, name in self.ever[medium] if at == group}
 
     def events(self):
         return [event for batch in self.batches for event in batch.events]
 
     def note(self, event):
         """Compare a block's facts with those of its first event, on whichever medium."""
-        names = [event.parent_block_hash, *event.block_hashes]
+        size, names = event.block_size, [event.parent_block_hash, *event.block_hashes]
+        kind = event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window
+        assert self.facts.setdefault(event.group_idx, kind) == kind, event.medium
+        if len(event.token_ids) > size * len(event.block_hashes):
+            assert event.medium == "GPU"  # vLLM leaves blocks out that it does not keep
+            return
+        assert len(event.token_ids) == size * len(event.block_hashes)
+        known = {name for there in self.there.values() for _, name in there}
+        assert names[0] is None or names[0] in known
         for at, name in enumerate(event.block_hashes):
             keys = event.extra_keys and event.extra_keys[at]
-            tokens = event.token_ids[at * SIZE : (at + 1) * SIZE]
-            facts = (names[at], tokens, keys, event.lora_id, event.lora_name, event.block_size)
+            tokens = event.token_ids[at * size : (at + 1) * size]
+            facts = (names[at], tokens, keys, event.lora_id, event.lora_name, size)
             assert self.facts.setdefault(name, facts) == facts, event.medium
 
     def shutdown(self):
@@ -118,19 +129,59 @@ def test_hashes_are_vllms_before_and_after_a_restart(model, tmp_path):  # noqa: 
             if again and kind == "plain":
                 for _ in range(3):
                     engine.step()
-                assert wanted[kind] <= seen.ever["STORAGE"]
+                assert wanted[kind] <= seen.names("STORAGE")
             engine.drain()
         engine.close()
         assert len(set.union(*wanted.values())) == 24
         for names in wanted.values():
-            assert names <= seen.ever["CPU"]
-            assert names <= seen.ever["STORAGE"]
-        assert seen.ever["CPU"] | seen.ever["STORAGE"] <= set.union(*wanted.values())
+            assert names <= seen.names("CPU")
+            assert names <= seen.names("STORAGE")
+        everything = seen.names("CPU") | seen.names("STORAGE")
+        assert everything <= set.union(*wanted.values())
         assert engine.kv_scheduler.cache.published.unknown == 18 * again
         engine.kv_scheduler._exported_at = 0
         engine.kv_scheduler.counts(MetricsExporter())
         assert engine.kv_scheduler.cache.counters.lost["an event without a hash"] == 18 * again
         assert seen.runs > 0
+
+
+@pytest.mark.parametrize(
+    ("made", "kind", "tokens", "more"),
+    [
+        (servers.tiny_gemma, ("sliding_window", 64), 600, {}),
+        (
+            servers.tiny_qwen,
+            ("mamba", None),
+            1400,
+            {"dtype": "bfloat16", "block_size": None, "max_model_len": 2560},
+        ),
+    ],
+)
+def test_events_name_the_group_of_layers_as_vllms_own_do(tmp_path, made, kind, tokens, more):
+    host, disk = {"kind": "host", "bytes": "64MB"}, {"kind": "disk", "bytes": "256MB"}
+    extra = {"tiers": [host, disk | {"path": str(tmp_path / "kv")}], "events": True}
+    publishing = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    more |= {"kv_events_config": publishing}
+    folder = made(tmp_path / "model")
+    with servers.serve(folder, extra, **more) as server:
+        seen = server.core.scheduler.kv_event_publisher = Publisher()
+        server.answers([servers.prompt(0, tokens)])
+        server.settle()
+        # Windows that no resume point needs are on host only.
+        assert seen.there["STORAGE"] == seen.there["GPU"] <= seen.there["CPU"]
+        first, *others = server.core.scheduler.connector._model.groups
+        assert {name for _, name in seen.there["CPU"]} == seen.names("GPU", first.number)
+        assert seen.facts[first.number] == ("full_attention", None)
+        assert {seen.facts[group.number] for group in others} == {kind}
+        assert {number for number, _ in seen.there["CPU"]} == {*range(1 + len(others))}
+        on_disk = {*seen.there["STORAGE"]}
+    with servers.serve(folder, extra, **more) as server:
+        seen = server.core.scheduler.kv_event_publisher = Publisher()
+        server.answers([servers.prompt(1, 2)])
+        assert seen.there["STORAGE"] == on_disk
+        server.core.scheduler.reset_prefix_cache(reset_connector=True)
+        server.answers([servers.prompt(1, 2)])
+        assert seen.there["STORAGE"] == set()
 
 
 @pytest.mark.parametrize("host", [8, 30])

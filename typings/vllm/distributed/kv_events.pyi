@@ -32,6 +32,9 @@ class BlockStored:
     lora_name: str | None
     medium: str | None
     extra_keys: list[tuple[Any, ...] | None] | None
+    group_idx: int | None
+    kv_cache_spec_kind: str | None
+    kv_cache_spec_sliding_window: int | None
 
 class BlockRemoved:
     def __init__(
@@ -44,3 +47,4 @@ class BlockRemoved:
     ) -> None: ...
     block_hashes: list[bytes | int]
     medium: str | None
+    group_idx: int | None

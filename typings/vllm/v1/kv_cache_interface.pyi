@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+def get_kv_cache_spec_kind(kv_cache_spec: Any) -> Any: ...
+
+def get_kv_cache_spec_sliding_window(kv_cache_spec: Any) -> int | None: ...
+
 @dataclass(init=False)
 class KVCacheConfig:
     num_blocks: int

@@ -112,9 +112,9 @@ class ServedCache:
         self.published = None
         if settings.events:
             self.published = PublishedBlocks(
-                self.layers,
+                [len(group.names) for group in model.groups],
                 naming,
-                root_key(model),
+                root_key(model, tiers[HOST]),
                 keys_with_images([*rows[DISK], *rows[HOST]]),
                 last=HOST if self.disk is None else DISK,
             )

@@ -30,7 +30,7 @@ from kvtrie.engines.vllm.model import ServedModel
 from kvtrie.engines.vllm.scheduler import SchedulerConnector
 from kvtrie.engines.vllm.settings import Settings
 from kvtrie.engines.vllm.start_line import log_start
-from kvtrie.engines.vllm.vllm_events import VllmNaming, events_of
+from kvtrie.engines.vllm.vllm_events import EventGroup, VllmNaming, events_of
 from kvtrie.engines.vllm.vllm_metrics import KvtrieProm, KvtrieStats
 from kvtrie.engines.vllm.watch import watch
 from kvtrie.engines.vllm.weights import WorkerWeights, combined
@@ -107,6 +107,8 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
         self._control: ControlSocket | None = None
         self._digest = b""  # of this worker's weights, at start
         self._counts = MetricsExporter()
+        groups = self._model.groups
+        self._event_groups = [EventGroup.of(group, kv_cache_config) for group in groups]
         self._hashed: str = vllm_config.cache_config.prefix_caching_hash_algo
         self._microbatched: bool = vllm_config.parallel_config.use_ubatching
 
@@ -292,7 +294,7 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
     def take_events(self) -> Iterable[Any]:
         """Return KV events of blocks stored or removed on host and disk since the last call."""
         changes = self.scheduler.changes()
-        return events_of(changes, self._model.block_tokens) if changes else ()
+        return events_of(changes, self._model.block_tokens, self._event_groups) if changes else ()
 
     def get_kv_connector_stats(self) -> KvtrieStats | None:
         """Return the scheduler's metrics, at most once a second; workers have none."""

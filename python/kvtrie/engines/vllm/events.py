@@ -1,10 +1,11 @@
 """PublishedBlocks: the blocks on host and disk that were published as KV events.
 
 A block is published under the hash that vLLM gives it, when all of its layers have come to a tier,
-and taken back when any of them leaves. A block whose hash is not known, and a block whose parent
-has not been published, waits for that. vLLM publishes blocks in the GPU's memory itself.
-Invariant: no child is published before its parent. Cost: a dictionary entry per block and tier, a
-hash per block, and a step per event of the manager.
+and taken back when any of them leaves. With several groups of layers, that is done for each group
+under one hash. A block whose hash is not known, and a block whose parent has not been published,
+waits for that. vLLM publishes blocks in the GPU's memory itself.
+Invariant: no child is published before its parent of the first group. Cost: a dictionary entry per
+block, group and tier, a hash per block, and a step per event of the manager.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Change(NamedTuple):
     Attributes:
         stored: whether it came.
         tier: index of the tier.
+        group: index of the group of layers.
         hash: vLLM's hash of it.
         parent: that of the block before it; None for a first one.
         tokens: its tokens.
@@ -62,6 +64,7 @@ class Change(NamedTuple):
 
     stored: bool
     tier: int
+    group: int
     hash: bytes
     parent: bytes | None
     tokens: list[int]
@@ -72,6 +75,7 @@ class _Waiting(NamedTuple):
     """A block that is whole on a tier and not published."""
 
     tier: int
+    group: int
     key: bytes
     parent: bytes
     tokens: list[int]
@@ -81,7 +85,7 @@ class PublishedBlocks:
     """The books of what was published.
 
     Args:
-        layers: layers of a whole block.
+        layers: layers of a whole block, by group.
         naming: vLLM's names of blocks; None computes no hash.
         root: the parent key of first blocks that are named by tokens alone.
         images: keys of blocks with images, of those found at start.
@@ -94,7 +98,7 @@ class PublishedBlocks:
 
     def __init__(
         self,
-        layers: int,
+        layers: Sequence[int],
         naming: Naming | None = None,
         root: bytes = b"",
         images: Collection[bytes] = (),
@@ -102,17 +106,18 @@ class PublishedBlocks:
     ) -> None:
         self._images, self._last = images, last
         self._layers, self._naming, self._root = layers, naming, root
-        self._there: dict[tuple[int, bytes], set[int]] = {}
-        self._tiers: Counter[bytes] = Counter()  # that have something of a block, vLLM's too
+        # Layers by tier, group and key, as the places below.
+        self._there: dict[tuple[int, int, bytes], set[int]] = {}
+        self._places: Counter[bytes] = Counter()  # that have something of a block, vLLM's too
         self._hashes: dict[bytes, bytes] = {}
         self._extras: dict[bytes, Extra] = {}
         self._firsts: set[bytes] = set()  # parents of first blocks: no block has these keys
         self._new: dict[int, tuple[bytes, Extra, bool]] = {}  # by handle, until the next `take`
         self._nameless: dict[int, bytes] = {}
         self._plain: set[bytes] | None = {root}  # found at start, and named by tokens alone
-        self._published: set[tuple[int, bytes]] = set()
-        self._shown: Counter[tuple[int, bytes]] = Counter()  # by hash
-        self._waiting: dict[bytes, dict[tuple[int, bytes], _Waiting]] = {}
+        self._published: set[tuple[int, int, bytes]] = set()
+        self._shown: Counter[tuple[int, int, bytes]] = Counter()  # by hash instead of key
+        self._waiting: dict[bytes, dict[tuple[int, int, bytes], _Waiting]] = {}
         self._next = 0
         self.missed = self.unknown = 0
 
@@ -150,14 +155,14 @@ class PublishedBlocks:
             self.missed += number - self._next
             self._next = number + 1
             self._name(event, key, parent)
-            before, after = self._note(event, key)
-            if 0 < event.tier <= self._last and before != after and self._layers in (before, after):
-                one = _Waiting(event.tier, key, parent, list(event.tokens or ()))
-                if after == self._layers:
+            (before, after), whole = self._note(event, key), self._layers[event.group]
+            if 0 < event.tier <= self._last and before != after and whole in (before, after):
+                one = _Waiting(event.tier, event.group, key, parent, list(event.tokens or ()))
+                if after == whole:
                     yield from self._publish(one)
                 else:
                     yield from self._withdraw(one)
-            if key not in self._tiers:
+            if key not in self._places:
                 self._hashes.pop(key, None)
                 self._extras.pop(key, None)
                 self._nameless.pop(event.block, None)
@@ -174,8 +179,8 @@ class PublishedBlocks:
 
     def clear(self) -> Iterator[Change]:
         """Take all back."""
-        for tier, name in self._shown:
-            yield Change(False, tier, name, None, [], Extra())  # noqa: FBT003 - a named tuple's field
+        for shown in self._shown:
+            yield Change(False, *shown, None, [], Extra())  # noqa: FBT003 - a named tuple's field
         missed, unknown, number = self.missed, self.unknown, self._next
         self.__init__(self._layers, self._naming, self._root, last=self._last)
         self.missed, self.unknown, self._next = missed, unknown, number
@@ -207,26 +212,27 @@ class PublishedBlocks:
         ready = [block]
         while ready:
             one = ready.pop()
-            place, name = (one.tier, one.key), self._hashes.get(one.key)
+            place, name = one[:3], self._hashes.get(one.key)
             first = one.parent in self._firsts
             if name is None or not (first or self._is_published(one.parent)):
                 behind = one.key if name is None else one.parent
                 self._waiting.setdefault(behind, {})[place] = one
                 continue
             self._published.add(place)
-            self._shown[one.tier, name] += 1
-            if self._shown[one.tier, name] == 1:
+            shown = one.tier, one.group, name
+            self._shown[shown] += 1
+            if self._shown[shown] == 1:
                 before = None if first else self._hashes[one.parent]
                 extra = self._extras.get(one.key, Extra())
-                yield Change(True, one.tier, name, before, one.tokens, extra)  # noqa: FBT003 - the same
+                yield Change(True, *shown, before, one.tokens, extra)  # noqa: FBT003 - the same
             ready += self._waiting.pop(one.key, {}).values()
 
     def _is_published(self, key: bytes) -> bool:
-        return any((tier, key) in self._published for tier in (1, 2))
+        return any((tier, 0, key) in self._published for tier in (1, 2))
 
     def _withdraw(self, block: _Waiting) -> Iterator[Change]:
         """Take a block back, if it was published."""
-        place = (block.tier, block.key)
+        place = block[:3]
         for behind in (block.key, block.parent):
             rows = self._waiting.get(behind, {})
             rows.pop(place, None)
@@ -235,26 +241,27 @@ class PublishedBlocks:
         if place not in self._published:
             return
         self._published.remove(place)
-        shown = block.tier, self._hashes[block.key]
+        shown = block.tier, block.group, self._hashes[block.key]
         self._shown[shown] -= 1
         if not self._shown[shown]:
             del self._shown[shown]
             yield Change(False, *shown, None, [], Extra())  # noqa: FBT003 - the same
 
     def _note(self, event: Event, key: bytes) -> tuple[int, int]:
-        """Layers of the event's block on the event's tier, before it and after it."""
-        layers = self._there.setdefault((event.tier, key), set())
+        """Layers of the event's group and block on its tier, before the event and after it."""
+        place = event.tier, event.group, key
+        layers = self._there.setdefault(place, set())
         before, named = len(layers), range(event.layer_lo, event.layer_hi)
         if event.kind == "stored":
             layers.update(named)
         else:
             layers.difference_update(named)
         if layers and not before:
-            self._tiers[key] += 1
+            self._places[key] += 1
         if not layers:
-            del self._there[event.tier, key]
+            del self._there[place]
             if before:
-                self._tiers[key] -= 1
-                if not self._tiers[key]:
-                    del self._tiers[key]
+                self._places[key] -= 1
+                if not self._places[key]:
+                    del self._places[key]
         return before, len(layers)

@@ -180,7 +180,6 @@ class ServedModel:
             *(f"format {name!r}" for name in {settings.format, settings.disk_format} - {"native"}),
             *(f"keep {tier.keep!r}" for tier in tiers if tier.keep is not None),
             *("a remote tier" for tier in tiers if tier.kind == "remote"),
-            *(["events"] if settings.events else []),
         ]
         if named:
             raise ConfigError(

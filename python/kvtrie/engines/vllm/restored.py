@@ -34,11 +34,21 @@ HOST, DISK = 1, 2
 """Indices of the tiers below vLLM's memory."""
 
 
-def root_key(model: ServedModel) -> bytes:
-    """The key before first blocks whose scope has no salt and no adapter."""
+def root_key(model: ServedModel, host: Tier) -> bytes:
+    """The key before first blocks whose scope has no salt and no adapter.
+
+    Args:
+        model: the KV that is served.
+        host: a host tier with room for a block.
+    """
     size = model.block_tokens
     manager = BlockManager(
-        model.shape, [Tier("host", blocks=1)], block_tokens=size, events=8, events_of="residency"
+        model.shape,
+        [Tier("host", blocks=host.blocks, bytes=host.bytes)],
+        block_tokens=size,
+        events=8,
+        events_of="residency",
+        resume=model.resume,
     )
     with manager.acquire(np.zeros(size, np.uint32), now=0) as lease:
         lease.reserve(size, now=0)

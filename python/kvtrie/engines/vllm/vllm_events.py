@@ -1,13 +1,15 @@
 """KV events: the blocks that are on host and on disk, as vLLM publishes them with its own.
 
 Events carry the hashes that vLLM gives the blocks, so that a router can continue the chain of a
-prompt from the GPU to the tiers below. They set neither locality nor ownership: routers drop events
-that have them. Invariant: blocks that follow each other are in one event. Cost: an object per run.
+prompt from the GPU to the tiers below. They name the group of layers as vLLM's own events do: a
+router counts the blocks of groups with full attention. They set neither locality nor ownership:
+routers drop events that have them. Invariant: blocks that follow each other are in one event. Cost:
+an object per run.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from vllm.distributed.kv_events import MEDIUM_CPU, MEDIUM_STORAGE, BlockRemoved, BlockStored
 from vllm.utils.hashing import get_hash_fn_by_name
@@ -16,6 +18,7 @@ from vllm.v1.core.kv_cache_utils import (
     hash_block_tokens,
     maybe_convert_block_hash,
 )
+from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
 
 from kvtrie.engines.vllm.events import Extra
 
@@ -32,12 +35,15 @@ except ImportError:  # before 0.31 keys have the form that events publish
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from typing import Self
 
+    from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
     from kvtrie.engines.vllm.events import Change
+    from kvtrie.engines.vllm.model import ServedGroup
 
-__all__ = ["VllmNaming", "events_of"]
+__all__ = ["EventGroup", "VllmNaming", "events_of"]
 
 _MEDIUMS = (None, MEDIUM_CPU, MEDIUM_STORAGE)
 
@@ -68,36 +74,58 @@ class VllmNaming:
         return Extra(adapter.lora_int_id, adapter.lora_name, extra_keys)
 
 
-def events_of(changes: Iterable[Change], block_tokens: int) -> Iterator[Any]:
+class EventGroup(NamedTuple):
+    """The group of layers of an event; the fields have vLLM's names.
+
+    Attributes:
+        group_idx: vLLM's number of the group.
+        kv_cache_spec_kind: vLLM's name of the kind of its layers.
+        kv_cache_spec_sliding_window: tokens of its window; None for other kinds.
+    """
+
+    group_idx: int
+    kv_cache_spec_kind: str
+    kv_cache_spec_sliding_window: int | None
+
+    @classmethod
+    def of(cls, group: ServedGroup, caches: KVCacheConfig) -> Self:
+        """Return that of a served group among vLLM's."""
+        spec = caches.kv_cache_groups[group.number].kv_cache_spec
+        kind = get_kv_cache_spec_kind(spec).value
+        return cls(group.number, kind, get_kv_cache_spec_sliding_window(spec))
+
+
+def events_of(
+    changes: Iterable[Change], block_tokens: int, groups: Sequence[EventGroup]
+) -> Iterator[Any]:
     """vLLM's events of blocks that came or left.
 
     Args:
         changes: blocks stored or removed, from the scheduler.
         block_tokens: tokens of a block.
+        groups: the model's groups of layers.
     """
     run: list[Change] = []
     for change in changes:
         if run and not _continues(run[-1], change):
-            yield _event(run, block_tokens)
+            yield _event(run, block_tokens, groups[run[0].group])
             run = []
         run.append(change)
     if run:
-        yield _event(run, block_tokens)
+        yield _event(run, block_tokens, groups[run[0].group])
 
 
 def _continues(last: Change, change: Change) -> bool:
-    alike = (last.stored, last.tier, *last.extra[:2]) == (
-        change.stored,
-        change.tier,
-        *change.extra[:2],
-    )
+    alike = last[:3] == change[:3] and last.extra[:2] == change.extra[:2]
     return alike and (not change.stored or change.parent == last.hash)
 
 
-def _event(run: list[Change], block_tokens: int) -> Any:  # noqa: ANN401 - vLLM's own
+def _event(run: list[Change], block_tokens: int, group: EventGroup) -> Any:  # noqa: ANN401 - vLLM's own
     first, hashes = run[0], [maybe_convert_block_hash(cast("Any", each.hash)) for each in run]
     if not first.stored:
-        return BlockRemoved(block_hashes=hashes, medium=_MEDIUMS[first.tier])
+        return BlockRemoved(
+            block_hashes=hashes, medium=_MEDIUMS[first.tier], group_idx=group.group_idx
+        )
     parent = None if first.parent is None else maybe_convert_block_hash(cast("Any", first.parent))
     keys = [each.extra.keys for each in run]
     return BlockStored(
@@ -109,4 +137,5 @@ def _event(run: list[Change], block_tokens: int) -> Any:  # noqa: ANN401 - vLLM'
         medium=_MEDIUMS[first.tier],
         lora_name=first.extra.lora_name,
         extra_keys=keys if any(keys) else None,
+        **group._asdict(),
     )
