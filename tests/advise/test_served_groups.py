@@ -25,6 +25,10 @@ STATE = Group("mamba", 0, 64)
 WINDOWS = LayerGroup((1, 2, 3), kind="sliding", window=256)
 KINDS = {
     "windows": ([FULL, SLIDING], (LayerGroup((0,)), WINDOWS)),
+    "windows in smaller blocks": (
+        [FULL._replace(size=32), SLIDING._replace(size=16)],
+        (LayerGroup((0,)), WINDOWS),
+    ),
     "windows in two groups": (
         [SLIDING, FULL, SLIDING],
         (LayerGroup((0,)), WINDOWS),

@@ -8,8 +8,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from kvtrie.cli.advice_text import advice_text
 from kvtrie.cli.output_file import output_file
@@ -224,11 +223,11 @@ def _model(given: argparse.Namespace) -> ModelShape:
     """A shape with the bytes of a token.
 
     Raises:
-        ConfigError: neither of the two options, or a folder that has no configuration.
+        ConfigError: neither of the two options, or a folder that `folder_shape` refuses.
     """
-    from kvtrie.input import json_of, read_text
+    from kvtrie.advise.model_folder import folder_shape
     from kvtrie.model.shape import ModelShape
-    from kvtrie.settings.argument import shown, whole
+    from kvtrie.settings.argument import whole
     from kvtrie.sim.models import MODELS, model_named
 
     if given.bytes_per_token is not None:
@@ -240,18 +239,7 @@ def _model(given: argparse.Namespace) -> ModelShape:
         raise ConfigError("--model DIR or --bytes-per-token N wanted: sizes are bytes")
     if str(given.model) in MODELS and not given.model.is_dir():
         return model_named(str(given.model))
-    path = given.model / "config.json"
-    try:
-        config = json_of(read_text(path, "the model's"), f"{path} is no JSON")
-    except ConfigError as error:
-        raise ConfigError(f"{error}; --bytes-per-token N does instead") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path} is no JSON object; --bytes-per-token N does instead")
-    fields = cast("dict[str, Any]", config)
-    text = fields.get("text_config", fields)
-    if not isinstance(text, dict):
-        raise ConfigError(f"text_config of {path} is {shown(text)}, a JSON object wanted")
-    return ModelShape.from_config(SimpleNamespace(**cast("dict[str, Any]", text)))
+    return folder_shape(given.model)
 
 
 def _trace(given: argparse.Namespace) -> list[TraceRequest]:
