@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from contextlib import contextmanager
 
 os.environ |= {
@@ -27,6 +28,8 @@ from transformers import (
     DeepseekV2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen3NextConfig,
@@ -36,6 +39,7 @@ from vllm import LLM, SamplingParams
 from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 
 VOCABULARY, BLOCK = 512, 32
+STATES = {"dtype": "bfloat16", "block_size": None, "max_model_len": 2560}  # of models with states
 
 
 _TINY = {
@@ -77,6 +81,20 @@ def tiny_gemma(folder):
         layer_types=["sliding_attention", "full_attention"] * 2,
     )
     return written(Gemma3ForCausalLM, config, folder)
+
+
+def tiny_gpt_oss(folder):
+    """Four layers with sinks and experts, two of which attend to the last 64 tokens."""
+    config = GptOssConfig(
+        **_TINY,
+        num_key_value_heads=2,
+        head_dim=32,
+        sliding_window=64,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    )
+    return written(GptOssForCausalLM, config, folder)
 
 
 def tiny_deepseek(folder):
@@ -131,6 +149,8 @@ def serve(model, extra=None, *, blocks=64, **more):
         "enforce_eager": True,
         "disable_log_stats": True,
     } | more
+    # vLLM reads the attributes of all modules at start, and this one's library has none to read.
+    numba = sys.modules.pop("llvmlite.binding.ffi", None)
     try:
         llm = LLM(
             model,
@@ -143,12 +163,23 @@ def serve(model, extra=None, *, blocks=64, **more):
         # vLLM keeps the connector of a server that did not start, and the next one would get it.
         ensure_kv_transfer_shutdown()
         raise
+    finally:
+        if numba is not None:
+            sys.modules["llvmlite.binding.ffi"] = numba
     try:
         yield Server(llm)
     finally:
         llm.llm_engine.engine_core.shutdown()
         del llm
         gc.collect()
+
+
+def hybrid(folder=None, host="64MB"):
+    """Tiers in bytes, as models with several groups have them."""
+    rows = [{"kind": "host", "bytes": host}]
+    if folder is not None:
+        rows.append({"kind": "disk", "bytes": "256MB", "path": str(folder)})
+    return {"tiers": rows}
 
 
 def offloading(folder=None, chunks=16, **more):

@@ -6,21 +6,17 @@ import random
 
 import pytest
 import servers
-from servers import BLOCK, prompt, same, serve
-
-HOST = {"tiers": [{"kind": "host", "bytes": "64MB"}]}
-STATES = {"dtype": "bfloat16", "block_size": None, "max_model_len": 2560}
-STATE_BLOCK = 384  # tokens: vLLM makes a page of KV as large as a state
-
-
-def disk(folder, host=HOST["tiers"][0]["bytes"]):
-    row = {"kind": "disk", "bytes": "256MB", "path": str(folder)}
-    return {"tiers": [{"kind": "host", "bytes": host}, row]}
+from servers import BLOCK, STATES, hybrid, prompt, same, serve
 
 
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory):
     return servers.tiny_gemma(tmp_path_factory.mktemp("gemma"))
+
+
+@pytest.fixture(scope="module")
+def gpt_oss(tmp_path_factory):
+    return servers.tiny_gpt_oss(tmp_path_factory.mktemp("gpt_oss"))
 
 
 @pytest.fixture(scope="module")
@@ -34,15 +30,17 @@ def borders(block, counts):
     return [(length, (length - 1) // block * block) for length in lengths]
 
 
-@pytest.mark.parametrize("tier", ["host", "disk"])
-def test_windows_come_back_at_every_border(gemma, tmp_path, tier):
-    cases = borders(BLOCK, (1, 2, 5, 9))
+@pytest.mark.parametrize(
+    ("kind", "tier"), [("gemma", "host"), ("gemma", "disk"), ("gpt_oss", "disk")]
+)
+def test_windows_come_back_at_every_border(kind, tier, tmp_path, request):
+    model, cases = request.getfixturevalue(kind), borders(BLOCK, (1, 2, 5, 9))
     prompts = [prompt(seed, length) for seed, (length, _) in enumerate(cases)]
-    with serve(gemma) as server:
+    with serve(model) as server:
         wanted = [server.answers([each], tokens=20)[0] for each in prompts]
     # With a disk, host memory is too small for more than a prompt.
-    extra = HOST if tier == "host" else disk(tmp_path, "800KB")
-    with serve(gemma, extra) as server:
+    extra = hybrid() if tier == "host" else hybrid(tmp_path, "800KB")
+    with serve(model, extra) as server:
         assert len(server.core.scheduler.connector._model.groups) == 2
         for each, right in zip(prompts, wanted, strict=True):
             same(server.answers([each], tokens=20), [right])
@@ -56,7 +54,7 @@ def test_windows_come_back_at_every_border(gemma, tmp_path, tier):
         assert server.kv_scheduler.cache.counters.tokens[tier] > 0
         server.check()
     if tier == "disk":
-        with serve(gemma, extra) as server:
+        with serve(model, extra) as server:
             same(server.answers(prompts, tokens=20), wanted)
             assert server.kv_scheduler.cache.counters.tokens["disk"] > 0
             server.check()
@@ -65,16 +63,17 @@ def test_windows_come_back_at_every_border(gemma, tmp_path, tier):
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_states_come_back_bit_for_bit(qwen, tmp_path, tier):
     """Compared with vLLM's own hit at the same border: a cold run may differ in bfloat16."""
-    cases = [*borders(STATE_BLOCK, (1, 2)), (1200, 1152), (2200, 1920)]
-    prompts = [prompt(seed, length) for seed, (length, _) in enumerate(cases)]
     with serve(qwen, blocks=60, **STATES) as server:
-        own = []
+        block, own = server.core.scheduler.block_size, []
+        cases = [*borders(block, (1, 2)), (2200, 2199 // block * block)]
+        prompts = [prompt(seed, length) for seed, (length, _) in enumerate(cases)]
         for each, (_, found) in zip(prompts, cases, strict=True):
             server.answers([each])
             own += server.answers([each], tokens=20)
             assert server.found == found
-    with serve(qwen, HOST if tier == "host" else disk(tmp_path, "2.5MB"), **STATES) as server:
-        assert server.core.scheduler.block_size == STATE_BLOCK
+    extra = hybrid() if tier == "host" else hybrid(tmp_path, "4MB")
+    with serve(qwen, extra, **STATES) as server:
+        assert server.core.scheduler.block_size == block
         for each in prompts:
             server.answers([each])
             server.settle()
@@ -93,7 +92,7 @@ def test_host_hits_after_a_shared_prefix_are_never_zero(gemma):
     prompts = [first, first[:200] + prompt(1, 100), first[:200] + prompt(2, 100)]
     with serve(gemma) as server:
         wanted = [server.answers([each], tokens=20)[0] for each in prompts]
-    with serve(gemma, HOST) as server:
+    with serve(gemma, hybrid()) as server:
         for each, right in zip(prompts, wanted, strict=True):
             server.forget()
             same(server.answers([each], tokens=20), [right])
@@ -108,7 +107,7 @@ def test_prompts_that_share_around_a_border(gemma, more):
     second = first[: BLOCK + more] + prompt(1, 70)
     with serve(gemma) as server:
         (wanted,) = server.answers([second], tokens=20)
-    with serve(gemma, HOST) as server:
+    with serve(gemma, hybrid()) as server:
         server.answers([first])
         server.settle()
         server.forget()
@@ -120,7 +119,8 @@ def test_prompts_that_share_around_a_border(gemma, more):
 def test_a_lost_state_shows(qwen):
     """The comparison of the tests above sees a state that was not loaded."""
     first = prompt(0, 900)
-    with serve(qwen, HOST, **STATES) as server:
+    with serve(qwen, hybrid(), **STATES) as server:
+        block = server.core.scheduler.block_size
         server.answers([first])
         server.settle()
         server.forget()
@@ -131,7 +131,7 @@ def test_a_lost_state_shows(qwen):
                 pool.planes[0].view(-1)[:] = 0
         server.forget()
         (wrong,) = server.answers([first], tokens=20)
-        assert server.found == 2 * STATE_BLOCK
+        assert server.found == 899 // block * block > 0
         assert wrong != right
 
 
@@ -151,7 +151,7 @@ def test_requests_that_come_and_are_aborted_at_random(gemma, tmp_path, asynchron
     with serve(gemma, **more) as server:
         wanted = [server.answers([each], tokens=40)[0] for each in prompts]
     sampling = SamplingParams(max_tokens=40, temperature=0, logprobs=1, detokenize=False)
-    with serve(gemma, disk(tmp_path, "1MB"), blocks=44, **more) as server:
+    with serve(gemma, hybrid(tmp_path, "1MB"), blocks=44, **more) as server:
         engine, running, ended = server.llm.llm_engine, {}, 0
         for step in range(300):
             if len(running) < 6 and step < 260:
@@ -175,4 +175,77 @@ def test_requests_that_come_and_are_aborted_at_random(gemma, tmp_path, asynchron
         tokens = server.kv_scheduler.cache.counters.tokens
         assert ended > 12
         assert tokens["host"] + tokens["disk"] > 0
+        server.check()
+
+
+@pytest.mark.parametrize("requests", [320, pytest.param(10_000, marks=pytest.mark.deep)])
+def test_many_requests_at_once(gemma, tmp_path, requests):
+    """Waves of 64 over few blocks of vLLM's, whose cache is emptied after each of them."""
+    draw = random.Random(0)
+    stems = [prompt(seed, 300) for seed in range(8)]
+    prompts = [
+        draw.choice(stems)[: draw.randrange(300)] + prompt(100 + at, draw.randrange(1, 60))
+        for at in range(requests // 5)
+    ]
+    more = {"max_num_seqs": 64, "blocks": 640}
+    with serve(gemma, **more) as server:
+        wanted = server.answers(prompts)
+    with serve(gemma, hybrid(tmp_path, "6MB"), **more) as server:
+        for _ in range(-(-requests // 64)):
+            wave = draw.choices(range(len(prompts)), k=64)
+            same(server.answers([prompts[at] for at in wave]), [wanted[at] for at in wave])
+            server.forget()
+        tokens = server.kv_scheduler.cache.counters.tokens
+        assert min(tokens["host"], tokens["disk"]) > requests
+        server.check()
+
+
+def test_preemption_under_pressure(gemma, tmp_path, monkeypatch):
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    preempted, preempt = [], Scheduler._preempt_request
+
+    def note(self, request, *args, **more):
+        preempted.append(request.request_id)
+        return preempt(self, request, *args, **more)
+
+    prompts = [prompt(seed, 190 + 10 * seed) for seed in range(6)]
+    with serve(gemma) as server:
+        wanted = [server.answers([each], tokens=60)[0] for each in prompts]
+    monkeypatch.setattr(Scheduler, "_preempt_request", note)
+    with serve(gemma, hybrid(tmp_path, "1MB"), blocks=50) as server:
+        for _ in range(3):
+            same(server.answers(prompts, tokens=60), wanted)
+            server.settle()
+        assert preempted
+        server.check()
+
+
+def test_blocks_of_steps_that_verify_drafts(gemma, monkeypatch):
+    """A next turn finds the windows that drafts, accepted and rejected, have passed over."""
+    from kvtrie.engines.vllm.scheduler import SchedulerConnector
+
+    plan, drafted = SchedulerConnector.orders, []
+
+    def orders(self, output):
+        drafted.extend(output.scheduled_spec_decode_tokens.values())
+        return plan(self, output)
+
+    first = [prompt(seed, 20) * 4 + prompt(9 + seed, 3 + seed) for seed in range(6)]
+    with serve(gemma) as server:
+        wanted = [server.answers([each], tokens=90)[0] for each in first]
+        turns = [each + right[0][:80] for each, right in zip(first, wanted, strict=True)]
+        after = [server.answers([each])[0] for each in turns]
+    monkeypatch.setattr(SchedulerConnector, "orders", orders)
+    guess = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
+    with serve(gemma, hybrid(), speculative_config=guess) as server:
+        for _ in range(2):
+            same(server.answers(first, tokens=90), wanted)
+            server.settle()
+            server.forget()
+            same(server.answers(turns), after)
+            assert server.found >= sum(len(each) - 2 * BLOCK for each in turns)
+            server.settle()
+            server.forget()
+        assert sum(map(len, drafted)) > 100
         server.check()

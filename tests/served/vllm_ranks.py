@@ -68,6 +68,28 @@ def test_two_workers_answer_as_one(model, wanted, tmp_path, by):
             server.check()
 
 
+def test_two_ranks_hold_windows(tmp_path):
+    model = servers.tiny_gemma(tmp_path / "gemma")
+    with servers.serve(model) as server:
+        wanted = [server.answers([each], tokens=20)[0] for each in PROMPTS]
+    for again in range(2):
+        # Host memory is too small for more than a prompt.
+        with servers.serve(
+            model, servers.hybrid(tmp_path / "kv", "600KB"), tensor_parallel_size=2
+        ) as server:
+            ask = server.core.model_executor.collective_rpc
+            assert ask(layers) == [(2, True)] * 2  # of the first group
+            assert (server.kv_scheduler.manager.stats().blocks >= 3 * 6) == bool(again)
+            for _ in range(2):
+                for each, right in zip(PROMPTS, wanted, strict=True):
+                    same(server.answers([each], tokens=20), [right])
+                    server.settle()
+                server.forget()
+            assert server.found == 6 * BLOCK
+            assert server.kv_scheduler.cache.counters.tokens["disk"] > 0
+            server.check()
+
+
 @pytest.mark.skipif(
     torch.cpu._is_amx_tile_supported(), reason="with AMX, vLLM takes a kernel that can begin there"
 )
