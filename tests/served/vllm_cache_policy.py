@@ -117,6 +117,31 @@ def test_evict_is_all_or_nothing():
     assert policy.evict(0, set()) == []
 
 
+@pytest.mark.parametrize("finished", [False, True])
+def test_groups_of_layers_leave_from_the_end_of_a_sequence(finished):
+    manager = Manager(9)
+    context, keys = manager.request("a", [1, 2, 3])
+    other = [manager.key(key[:-4], 1) for key in keys]
+    for at, key in enumerate(other):
+        context.set_offload_key_position(key, (at + 1) * BLOCK)
+    manager.manager.prepare_store([*keys, *other], context)
+    manager.manager.complete_store([*keys, *other], context)
+    if finished:
+        manager.manager.on_request_finished(context)
+    for key, with_it in zip(reversed(keys), reversed(other), strict=True):
+        assert {each for each, _ in manager.manager._policy.evict(2, set())} == {key, with_it}
+
+
+def test_the_end_of_a_session_without_chunks_is_no_error():
+    manager = Manager(3)
+    context, keys = manager.request("a", [1, 2, 3], end=True)
+    manager.manager.prepare_store(keys, context)
+    manager.manager.complete_store(keys, context)
+    assert len(manager.manager._policy.evict(3, set())) == 3
+    manager.manager.on_request_finished(context)
+    assert manager.manager._policy.boundary.failures == 0
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_random_requests_beside_vllms_own_policies(seed):
     from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import ReqContext
     from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
 
-__all__ = ["KvtrieCachePolicy"]
+__all__ = ["KvtrieCachePolicy", "in_sequence"]
 
 _LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
 _WIDTH = 36  # bytes of a key: a SHA-256 hash and a group of layers
@@ -48,8 +49,10 @@ class KvtrieCachePolicy(CachePolicy):
         super().__init__(cache_capacity)
         self._chunks: dict[bytes, ChunkStatus] = {}
         self._order = KeyOrder(cache_capacity, width=_WIDTH)
-        self._new: dict[bytes, int] = {}  # chunks that are not in the order, and their store
+        # Chunks that are not in the order, with the number of their store and their last token.
+        self._new: dict[bytes, tuple[int, int]] = {}
         self._stores = 0
+        self._positions: dict[bytes, int] = {}  # of the chunks that are inserted next
         self._used: set[bytes] = set()  # chunks in the order that a copy uses
         self.boundary = Boundary("kvtrie", _LOG)
 
@@ -60,7 +63,7 @@ class KvtrieCachePolicy(CachePolicy):
     def insert(self, key: bytes, chunk: ChunkStatus) -> None:
         """Take a new chunk in."""
         self._chunks[key] = chunk
-        self._new[key] = self._stores
+        self._new[key] = (self._stores, self._positions.get(key, 0))
 
     def remove(self, key: bytes) -> None:
         """Forget a chunk whose store has failed."""
@@ -72,11 +75,12 @@ class KvtrieCachePolicy(CachePolicy):
     def touch(self, keys: Iterable[bytes], req_context: ReqContext) -> None:
         """Note a use of chunks, in the order of their sequence."""
         with self.boundary.contained(req_context.req_id):
-            self._note(list(keys), req_context)
+            self._note(in_sequence(keys, req_context), req_context)
 
-    def on_store_miss(self, keys: Iterable[bytes], req_context: ReqContext) -> None:  # noqa: ARG002
+    def on_store_miss(self, keys: Iterable[bytes], req_context: ReqContext) -> None:
         """Note that the chunks inserted next are of one sequence."""
         self._stores += 1
+        self._positions = {key: _position(key, req_context) for key in keys}
 
     def on_request_finished(
         self,
@@ -87,17 +91,16 @@ class KvtrieCachePolicy(CachePolicy):
     ) -> None:
         """Note the chunks that a request used or stored, and the end of its session."""
         del insertion_only_keys, reused_keys
-        for keys in key_groups:
-            with self.boundary.contained(req_context.req_id):
-                self._note(keys, req_context)
+        self.touch(chain(*key_groups), req_context)
 
     def evict(self, n: int, protected: set[bytes]) -> list[tuple[bytes, ChunkStatus]] | None:
         """Take `n` chunks out, or None if fewer may leave."""
         stay = self._used | protected
         gone = self._order.evict(n, stay)
         if gone is None and self._new:
-            for _, keys in groupby(list(self._new), self._new.__getitem__):
-                self._enter(list(keys))
+            new = sorted((*at, key) for key, at in self._new.items())
+            for _, rows in groupby(new, itemgetter(0)):
+                self._enter([key for _, _, key in rows])
             gone = self._order.evict(n, self._used | protected)
         return None if gone is None else [(key, self._chunks.pop(key)) for key in gone]
 
@@ -132,7 +135,8 @@ class KvtrieCachePolicy(CachePolicy):
         self._enter(here)
         for hint in retained.ranges:
             if hint == _OVER:
-                self._order.release(here[-1])
+                if here:
+                    self._order.release(here[-1])
                 continue
             ends = map(context.get_offload_key_position, here)
             inside = [
@@ -152,6 +156,20 @@ class KvtrieCachePolicy(CachePolicy):
         for why in (*strange, *given.strange):
             self.boundary.ignored(context.req_id, why)
         return _RetainedRanges(tuple(ranges))
+
+
+def in_sequence(keys: Iterable[bytes], context: ReqContext) -> list[bytes]:
+    """Return keys of a request in the order of their last tokens.
+
+    A hit needs chunks of every group of layers, so all groups are one sequence: its end leaves
+    first in each of them.
+    """
+    return sorted(keys, key=lambda key: _position(key, context))
+
+
+def _position(key: bytes, context: ReqContext) -> int:
+    """The last token of a chunk in a request."""
+    return context.get_offload_key_position(key) or 0
 
 
 @dataclass(frozen=True, slots=True)

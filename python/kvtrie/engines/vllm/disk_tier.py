@@ -28,6 +28,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvtrie.engines.server.boundary import Boundary
+from kvtrie.engines.vllm.cache_policy import in_sequence
 from kvtrie.engines.vllm.media import name_media
 from kvtrie.engines.vllm.offloading import KvtrieOffloadingSpec
 from kvtrie.engines.vllm.watch import watch
@@ -196,7 +197,7 @@ class KvtrieDiskTier(SecondaryTierManager):
         """Note a use of chunks, in the order of their sequence."""
         with self.boundary.contained(req_context.req_id):
             if self._serves():
-                self.disk.use(map(self._key, keys))
+                self.disk.use(map(self._key, in_sequence(keys, req_context)))
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:  # noqa: ARG002
         """Chunks may come one by one."""
@@ -230,10 +231,11 @@ class KvtrieDiskTier(SecondaryTierManager):
             self._under_way.discard(future)
 
     def _run(self, copy: _Copy, job: TransferJob, weights: bytes) -> None:
-        begun, keys = time.monotonic(), list(job.keys)
+        begun, keys = time.monotonic(), in_sequence(job.keys, job.req_context)
         well: list[bytes] = []
         try:
-            results = copy(keys, [self._rows[at] for at in job.chunk_ids], job, weights)
+            places = dict(zip(job.keys, job.chunk_ids, strict=True))
+            results = copy(keys, [self._rows[places[key]] for key in keys], job, weights)
             well = [key for key, good in zip(keys, results, strict=True) if good]
         finally:
             result = JobResult(
