@@ -9,7 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 import servers
+from servers import BLOCK, STATES
 from vllm_cache_policy import Manager
+from vllm_disk_tier import settle
 
 from kvtrie.errors import ConfigError
 
@@ -71,3 +73,54 @@ def test_a_server_has_no_names_in_shared_memory_that_a_kill_would_leave(
         assert any(server.llm.reset_prefix_cache() or server.llm.llm_engine.step() for _ in steps)
         assert server.answers([prompt]) == first
     assert not any("Failed to unlink" in line for line in logged)
+
+
+def later(model, extra, prompts, **more):
+    """Answers and tokens found of each round but the first; a disk has two servers."""
+    made = []
+    for _ in range(2 if "disk" in extra else 1):
+        with servers.offload(model, extra, **more) as server:
+            for _ in range(2):
+                answers, found = [], []
+                for each in prompts:
+                    answers += server.answers([each], tokens=20)
+                    found.append(server.found)
+                    settle(server)
+                    server.forget()
+                made.append((answers, found))
+    return made[1:]
+
+
+@pytest.mark.parametrize(
+    ("kind", "disk", "per_chunk"),
+    [("gemma", False, 1), ("gemma", True, 1), ("gemma", True, 2), ("gpt_oss", False, 2)],
+)
+def test_windows_come_back(kind, disk, per_chunk, tmp_path):
+    model = getattr(servers, f"tiny_{kind}")(tmp_path / "model")
+    first = servers.prompt(0, 300)
+    prompts = [first, *(first[:200] + servers.prompt(seed, 60 + seed) for seed in range(1, 5))]
+    with servers.serve(model) as server:
+        wanted = [server.answers([each], tokens=20)[0] for each in prompts]
+    more = {"cpu_bytes_to_use": (1 if disk else 8) << 20, "blocks_per_chunk": per_chunk}
+    extra = servers.offloading(tmp_path / "kv" if disk else None, **more)
+    size = BLOCK * per_chunk
+    for answers, found in later(model, extra, prompts):
+        servers.same(answers, wanted)
+        assert found == [(len(each) - 1) // size * size for each in prompts]
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_states_come_back(disk, tmp_path):
+    """Compared with vLLM's own hit at the same border: a cold run may differ in bfloat16."""
+    model, own = servers.tiny_qwen(tmp_path / "model"), []
+    prompts = [servers.prompt(seed, 1000 + 300 * seed) for seed in range(4)]
+    with servers.serve(model, blocks=60, **STATES) as server:
+        size = server.core.scheduler.block_size
+        for each in prompts:
+            server.answers([each])
+            own += server.answers([each], tokens=20)
+    more = {"cpu_bytes_to_use": (3 if disk else 32) << 20}
+    extra = servers.offloading(tmp_path / "kv" if disk else None, **more)
+    for answers, found in later(model, extra, prompts, **STATES):
+        assert answers == own
+        assert found == [(len(each) - 1) // size * size for each in prompts]

@@ -36,7 +36,7 @@ from kvtrie.errors import ConfigError
 from kvtrie.settings.argument import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from vllm.config import VllmConfig
     from vllm.v1.kv_offload.base import (
@@ -115,7 +115,8 @@ class KvtrieOffloadingSpec(TieringOffloadingSpec):
 
         Raises:
             ConfigError: a disk and adapters: a tier is not given the adapter of a request. A disk
-                and media whose tensors do not come to the scheduler's process.
+                and media whose tensors do not come to the scheduler's process. The canonical layout
+                on CPUs.
         """
         if not self._disk:
             return self._copier(kv_caches)
@@ -144,6 +145,10 @@ class KvtrieOffloadingSpec(TieringOffloadingSpec):
     def _copier(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         if not current_platform.is_cpu():
             return super().get_worker(kv_caches)
+        if self.config.canonical_layout:
+            raise ConfigError(
+                "canonical_layout on CPUs: chunks have the layout of vLLM's memory; leave it out"
+            )
         if self._plain is None:
             region = SharedOffloadRegion(
                 engine_id=self._engine_id,
@@ -223,25 +228,22 @@ class PlainWorker(OffloadingWorker):
         self._there = [
             region.create_next_worker_view(each.shape[1] * blocks_per_chunk) for each in self._here
         ]
+        self._groups = kv_caches.group_data_refs
         self._done: list[TransferResult] = []
 
     def submit_store(
         self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
     ) -> bool:
         """Copy blocks to host memory."""
-        for block, chunk, part in self._pairs(src_spec, dst_spec):
-            for here, there in zip(self._here, self._there, strict=True):
-                size = here.shape[1]
-                there[chunk, part * size : (part + 1) * size] = here[block]
+        for here, there in self._pages(src_spec, dst_spec):
+            there.copy_(here)
         self._done.append(TransferResult(job_id, success=True))
         return True
 
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
         """Copy blocks out of host memory."""
-        for block, chunk, part in self._pairs(dst_spec, src_spec):
-            for here, there in zip(self._here, self._there, strict=True):
-                size = here.shape[1]
-                here[block] = there[chunk, part * size : (part + 1) * size]
+        for here, there in self._pages(dst_spec, src_spec):
+            here.copy_(there)
         self._done.append(TransferResult(job_id, success=True))
         return True
 
@@ -260,23 +262,30 @@ class PlainWorker(OffloadingWorker):
             self._region._creator = False  # noqa: SLF001 - vLLM would report that it has no name
         self._region.cleanup()
 
-    def _pairs(self, blocks: GPULoadStoreSpec, chunks: LoadStoreSpec) -> list[tuple[int, int, int]]:
-        """For each block of vLLM's its chunk, and which part of that it is.
+    def _pages(
+        self, blocks: GPULoadStoreSpec, chunks: LoadStoreSpec
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield each page of the blocks, in vLLM's memory and in host memory.
 
-        The first block of a group may be in the middle of its chunk.
+        The first block of a group may be in the middle of its chunk. A block has pages in the
+        tensors of its group only: in others these bytes may be another block's.
         """
-        rows: list[tuple[int, int, int]] = []
         spec = cast("BlockIDsLoadStoreSpec", chunks)
         ids, places = np.asarray(blocks.block_ids).tolist(), np.asarray(spec.block_ids).tolist()
         first = chunk = 0
-        for count, index in zip(blocks.group_sizes, blocks.block_indices, strict=True):
+        for refs, count, index in zip(
+            self._groups, blocks.group_sizes, blocks.block_indices, strict=True
+        ):
             part = index % self._per_chunk
             for at in range(count):
                 whole, inside = divmod(part + at, self._per_chunk)
-                rows.append((ids[first + at], places[chunk + whole], inside))
+                for ref in refs:
+                    here, size = self._here[ref.tensor_idx], ref.page_size_bytes
+                    begin = inside * here.shape[1]
+                    there = self._there[ref.tensor_idx][places[chunk + whole]]
+                    yield here[ids[first + at], :size], there[begin : begin + size]
             first += count
             chunk += -(-(part + count) // self._per_chunk) if count else 0
-        return rows
 
 
 def _stats(

@@ -74,6 +74,12 @@ class GPULoadStoreSpec(BlockIDsLoadStoreSpec):
 @dataclass(init=False)
 class CanonicalKVCaches:
     tensors: list[CanonicalKVCacheTensor]
+    group_data_refs: list[list[CanonicalKVCacheRef]]
+
+@dataclass(init=False)
+class CanonicalKVCacheRef:
+    tensor_idx: int
+    page_size_bytes: int
 
 @dataclass(init=False)
 class CanonicalKVCacheTensor:
