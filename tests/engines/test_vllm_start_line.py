@@ -69,6 +69,24 @@ def test_a_disk_in_fewer_bits_is_logged_with_its_own_bytes_and_cost(caplog, tmp_
     engine.close()
 
 
+def test_groups_that_share_bytes_are_logged_with_the_room_of_each(caplog, tmp_path):
+    first = Engine(tmp_path, 1, 1, 0, kinds="ws")
+    line = lines(caplog, first, tmp_path, kinds="ws")[0][1]
+    # A block has 1 KiB of the first group, and half of that with a window; a state has 64 bytes.
+    rooms = (
+        f"{36 * SIZE} tokens of group 0 or {72 * SIZE} tokens of group 1 or 576 states of group 2"
+    )
+    assert line.startswith(f"kvtrie: host 36.0 KiB = {rooms}; disk ")
+    assert "states of group 2, 0 % filled by an earlier run; block" in line
+    first.some = lambda left, had=0: min(left, SIZE - had % SIZE)  # steps that end at borders
+    first.add("a", range(13), 1)
+    first.drain()
+    first.close()
+    second = Engine(tmp_path, 1, 1, 0, kinds="ws")
+    assert "states of group 2, 4 % filled by" in lines(caplog, second, tmp_path, kinds="ws")[0][1]
+    second.close()
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_restart_logs_how_full_the_disk_is(caplog, tmp_path, ranks):
     draw = random.Random(1)

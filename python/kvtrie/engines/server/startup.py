@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from logging import Logger
 
-__all__ = ["OpenTier", "grouped", "log_startup", "size_text", "startup_line", "startup_warnings"]
+__all__ = [
+    "OpenTier",
+    "count_text",
+    "grouped",
+    "log_startup",
+    "size_text",
+    "startup_line",
+    "startup_warnings",
+]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _STEP = 1024
@@ -37,6 +45,8 @@ class OpenTier:
         path: the folder of a disk, the file of kept host memory, or the URL of a shared store.
         pinned: whether its memory is locked.
         kept: whether it is host memory that the next server finds.
+        rooms: with several groups of layers that share its bytes, the tokens or states of each, if
+            it had all of them.
     """
 
     kind: str
@@ -47,6 +57,7 @@ class OpenTier:
     path: str | None = None
     pinned: bool = False
     kept: bool = False
+    rooms: tuple[str, ...] = ()
 
 
 def startup_line(
@@ -130,14 +141,18 @@ def grouped(number: int) -> str:
     return f"{number:,}".replace(",", " ")
 
 
+def count_text(number: int) -> str:
+    """A number in digits, or in millions with one, as `1.6 M`."""
+    return f"{number / _MILLION:.1f} M" if number >= _MILLION else grouped(number)
+
+
 def _tier(tier: OpenTier, block_tokens: int, ranks: int) -> str:
     if tier.kind == "remote":  # its slots say nothing about the room of the store
         return f"remote {masked(tier.path or '')}"
-    tokens = tier.blocks * block_tokens
-    count = f"{tokens / _MILLION:.1f} M" if tokens >= _MILLION else grouped(tokens)
+    room = " or ".join(tier.rooms) or f"{count_text(tier.blocks * block_tokens)} tokens"
     each = f" ({ranks} x {size_text(tier.bytes // ranks)})" if ranks > 1 else ""
     size = f" {size_text(tier.bytes)}{each} =" if tier.bytes else ""
-    text = f"{tier.kind}{size} {count} tokens"
+    text = f"{tier.kind}{size} {room}"
     if tier.path is None:
         return text
     if tier.kept:

@@ -6,19 +6,28 @@ Cost: once per server.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvtrie.engines.server.startup import OpenTier, log_startup, startup_line, startup_warnings
+from kvtrie.engines.server.startup import (
+    OpenTier,
+    count_text,
+    log_startup,
+    startup_line,
+    startup_warnings,
+)
+from kvtrie.model.group_pages import GroupPages
 from kvtrie.model.layout import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kvtrie import BlockManager
+    from kvtrie import BlockManager, TierStats
     from kvtrie.engines.server.format_figure import FormatFigure
     from kvtrie.engines.vllm.messages import Opened
     from kvtrie.engines.vllm.model import ServedModel
     from kvtrie.engines.vllm.settings import Settings
+    from kvtrie.settings.tier import Tier
 
 __all__ = ["log_start"]
 
@@ -69,6 +78,9 @@ def log_start(
         for kind in ("host", "disk", "remote")
         if kind in tiers
     ]
+    if model.resume is not None:
+        budgets = zip(lines, manager.tiers[1:], strict=True)
+        lines = [_shared(line, model, tier, tiers[tier.kind]) for line, tier in budgets]
     line = startup_line(
         lines, block_tokens=model.block_tokens, ranks=model.ranks, policy=settings.policy
     )
@@ -78,6 +90,23 @@ def log_start(
             logging.INFO if figure.kl_mean is not None else logging.WARNING, "%s", figure.text()
         )
     log_startup(_LOG, line, warnings)
+
+
+def _shared(line: OpenTier, model: ServedModel, tier: Tier, stats: TierStats) -> OpenTier:
+    """The line of a tier whose bytes the groups of a model share."""
+    if line.kind == "remote":
+        return line
+    pages = GroupPages.of(model.shape, tier, model.block_tokens)
+    rooms: list[str] = []
+    for group, each in zip(model.groups, pages.per_page, strict=True):
+        slots = pages.count * each
+        of = f"of group {group.number}"
+        tokens = f"{count_text(slots * model.block_tokens)} tokens {of}"
+        rooms.append(f"{count_text(slots)} states {of}" if group.state else tokens)
+    held = zip(stats.groups, pages.slots, strict=True)
+    filled = sum((slots.held + slots.released) * size for slots, size in held)
+    found = line.blocks * filled // pages.bytes
+    return replace(line, bytes=model.ranks * pages.bytes, found=found, rooms=tuple(rooms))
 
 
 def _block_bytes(model: ServedModel, name: str) -> int:
