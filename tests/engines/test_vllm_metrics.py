@@ -2,7 +2,7 @@
 
 import json
 
-from tests.engines.vllm_engine import BLOCKS, Engine, play
+from tests.engines.vllm_engine import BLOCKS, SIZE, Engine, play
 
 from kvtrie import BlockManager, ModelShape, Tier
 from kvtrie.engines.server.format_figure import FormatFigure
@@ -24,6 +24,24 @@ def test_counters_are_exported_as_differences_and_add_up():
     assert sums["vllm:kvtrie_found_tokens_total", "host"] == counters.tokens["host"] > 0
     assert sums["vllm:kvtrie_written_bytes_total", "host"] == stats.tiers["host"].bytes_written
     assert export["gauges"]["vllm:kvtrie_slots"]["gpu"] == BLOCKS
+
+
+def test_slots_and_loads_are_exported_by_vllms_number_of_the_group():
+    engine, prompt = Engine("", 1, 0, 0, host=8, kinds="ws"), [*range(13)]
+    engine.some = lambda left, had=0: min(left, SIZE - had % SIZE)  # steps that end at borders
+    for name in ("first", "again"):
+        engine.add(name, prompt, 1)
+        engine.drain()
+    export = engine.scheduler.counts(MetricsExporter([0, 1, 2]))
+    # Three blocks, the last two of them with a window, and a state.
+    loaded = {"0": 3, "1": 2, "2": 1}
+    assert export["counters"]["vllm:kvtrie_loaded_blocks_total"] == loaded
+    stats = engine.scheduler.manager.stats()
+    export = MetricsExporter([5, 3, 4]).take(stats, ConnectorCounters(), 0, 0)
+    gauges = export["gauges"]["vllm:kvtrie_group_held_slots"]
+    for number, slots in zip((5, 3, 4), stats.tiers["host"].groups, strict=True):
+        assert gauges[f"host,{number}"] == slots.held > 0
+    engine.close()
 
 
 def test_counts_are_exported_once_a_second_while_a_server_is_busy():
@@ -53,7 +71,7 @@ def test_every_count_has_one_name_and_is_exported():
     for kind in ("counters", "gauges"):
         for name, rows in values[kind].items():
             assert by_name[name].type == kind.removesuffix("s")
-            assert (list(rows) != [""]) == bool(by_name[name].label)
+            assert (list(rows) != [""]) == bool(by_name[name].labels)
 
 
 def test_the_minutes_line_has_hits_by_tier_and_reasons_of_losses(caplog):

@@ -33,7 +33,7 @@ def test_a_query_asks_for_what_is_exported(query):
         assert name in EXPORTED
         if f"rate({name}" in query:
             assert EXPORTED[name].type == "counter"
-    labels = {EXPORTED[name].label for name in used}
+    labels = {label for name in used for label in EXPORTED[name].labels}
     for by in re.findall(r"by \((\w+)\)", query):
         assert by in labels
 

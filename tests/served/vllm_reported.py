@@ -72,9 +72,29 @@ def test_prometheus_and_statistics(model, tmp_path, scraped):
         assert of(scrape, "vllm:kvtrie_slots", tier="disk") == 512
         assert of(scrape, "vllm:kvtrie_written_bytes_total", tier="disk") > 0
         names = {name for name, *_ in scrape}
-        labelled = {count.name for count in exported() if not count.label}
+        labelled = {count.name for count in exported() if not count.labels}
         assert labelled <= names
         queries(names)
+
+
+def test_prometheus_counts_by_group_of_layers(tmp_path, scraped):
+    model, extra = servers.tiny_gemma(tmp_path), {"tiers": [{"kind": "host", "bytes": "64MB"}]}
+    with serve(model, extra, disable_log_stats=False) as server:
+        for _ in range(2):
+            server.answers([prompt(0, 200)])
+            server.settle()
+            server.forget()
+        server.answers([prompt(2, 20)])  # one more step reports the last counts
+        scrape, stats = scraped(), server.kv_scheduler.manager.stats().tiers["host"]
+        groups = zip(server.core.scheduler.connector._model.groups, stats.groups, strict=True)
+        for group, slots in groups:
+            labels = {"tier": "host", "group": f"{group.number}"}
+            assert of(scrape, "vllm:kvtrie_group_held_slots", **labels) == slots.held > 0
+        # Six blocks of all tokens, and a window of 64 tokens.
+        loaded = [
+            of(scrape, "vllm:kvtrie_loaded_blocks_total", group=number) for number in ("0", "1")
+        ]
+        assert loaded == [2, 6]
 
 
 def queries(names):
@@ -83,7 +103,7 @@ def queries(names):
     queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
     queries.append((EXAMPLE / "alerts.yml").read_text())
     used = set(re.findall(r"vllm:\w+", " ".join(queries)))
-    never = {count.name for count in exported() if count.label == "reason"}  # nothing was lost
+    never = {count.name for count in exported() if count.labels == ("reason",)}  # nothing was lost
     assert len(used) > 10
     assert used - names <= never
 

@@ -145,6 +145,9 @@ class Admission:
         if len(ids) != len(slots):
             self._loads.lose(run.request.request_id, slots, "a promise that did not hold")
             run.stopped = True
+        else:
+            for group, table in zip(cache.groups, run.tables, strict=True):
+                cache.counters.loaded[group.number] += sum(slot > 0 for slot in table[first:last])
         self._loads.add(run, ids, slots)
 
     def _end_last_run(self, request: Request, waiting: WaitingRequest) -> bool:

@@ -106,8 +106,8 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: WorkerConnector | None = None
         self._control: ControlSocket | None = None
         self._digest = b""  # of this worker's weights, at start
-        self._counts = MetricsExporter()
         groups = self._model.groups
+        self._counts = MetricsExporter([group.number for group in groups])
         self._event_groups = [EventGroup.of(group, kv_cache_config) for group in groups]
         self._hashed: str = vllm_config.cache_config.prefix_caching_hash_algo
         self._microbatched: bool = vllm_config.parallel_config.use_ubatching

@@ -28,7 +28,7 @@ _LOG = logging.getLogger("vllm.kvtrie")  # vLLM shows the lines of its own logge
 _MINUTE_NS = 60_000_000_000
 
 ExportedValues = dict[str, dict[str, dict[str, float]]]
-"""Numbers by "counters" or "gauges", by name, by the value of the label; "" where it has none."""
+"""Numbers by "counters" or "gauges", by name, by the values of labels with commas between them."""
 
 _PREFIX = "vllm:kvtrie_"
 
@@ -40,13 +40,13 @@ class Count(NamedTuple):
         name: as a scrape has it, a counter's with `_total`.
         type: counter or gauge.
         meaning: the help text.
-        label: the name of its label in addition to vLLM's; "" for none.
+        labels: the names of its labels in addition to vLLM's.
     """
 
     name: str
     type: str
     meaning: str
-    label: str = ""
+    labels: tuple[str, ...] = ()
 
 
 OWN = (
@@ -56,7 +56,7 @@ OWN = (
     ),
     Count(
         f"{_PREFIX}found_tokens_total", "counter",
-        "Prompt tokens that were found below the GPU, by the tier they came from", "tier",
+        "Prompt tokens that were found below the GPU, by the tier they came from", ("tier",),
     ),
     Count(
         f"{_PREFIX}computed_blocks_total", "counter",
@@ -64,11 +64,11 @@ OWN = (
     ),
     Count(
         f"{_PREFIX}lost_total", "counter",
-        "What was not stored, not waited for or not loaded, by the reason", "reason",
+        "What was not stored, not waited for or not loaded, by the reason", ("reason",),
     ),
     Count(
         f"{_PREFIX}missed_tokens_total", "counter",
-        "Prompt tokens of admitted requests that are computed, by the cause", "cause",
+        "Prompt tokens of admitted requests that are computed, by the cause", ("cause",),
     ),
     Count(
         f"{_PREFIX}dropped_comparisons_total", "counter",
@@ -78,6 +78,11 @@ OWN = (
         f"{_PREFIX}first_salt_requests_total", "counter",
         "Requests that were the first with their cache_salt",
     ),
+    Count(
+        f"{_PREFIX}loaded_blocks_total", "counter",
+        "Blocks and states of a group of layers that requests had loaded into vLLM's memory",
+        ("group",),
+    ),
     Count(f"{_PREFIX}held_blocks", "gauge", "Blocks on host that waiting requests hold"),
     Count(f"{_PREFIX}waiting_requests", "gauge", "Requests that wait for a disk or a store"),
     Count(
@@ -86,7 +91,8 @@ OWN = (
     ),
     Count(
         f"{_PREFIX}format_kl_nats", "gauge",
-        "Mean KL of next tokens that the calibration of the tiers' format has measured", "format",
+        "Mean KL of next tokens that the calibration of the tiers' format has measured",
+        ("format",),
     ),
 )  # fmt: skip
 """Metrics of the connector itself."""
@@ -94,7 +100,9 @@ OWN = (
 _MANAGERS = tuple(
     metric
     for metric in METRICS
-    if metric.type != "histogram" and metric.of and metric.labels[-1] in ("machine", "policy")
+    if metric.type != "histogram"
+    and metric.of
+    and metric.labels[-1] in ("machine", "policy", "group")
 )
 
 
@@ -105,7 +113,7 @@ def exported() -> tuple[Count, ...]:
             _PREFIX + metric.name.removeprefix("kvtrie_"),
             metric.type,
             metric.meaning,
-            "tier" if "tier" in metric.labels else "",
+            tuple(label for label in metric.labels if label in ("tier", "group")),
         )
         for metric in _MANAGERS
     )
@@ -119,12 +127,14 @@ class ConnectorCounters:
             all that vLLM did not have itself.
         blocks: blocks: "stored" and "loaded".
         lost: why something was not stored or not loaded, in requests or blocks.
+        loaded: blocks and states that requests had loaded, by vLLM's number of their group.
     """
 
     def __init__(self) -> None:
         self.tokens: Counter[str] = Counter()
         self.blocks: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
+        self.loaded: Counter[int] = Counter()
         self._logged: tuple[int, dict[str, int]] = (0, {})
 
     def as_dict(self) -> dict[str, int]:
@@ -153,9 +163,14 @@ class ConnectorCounters:
 
 
 class MetricsExporter:
-    """Converts cumulative counters to increases since the last export."""
+    """Converts cumulative counters to increases since the last export.
 
-    def __init__(self) -> None:
+    Args:
+        groups: vLLM's numbers of the groups of layers, in the manager's order.
+    """
+
+    def __init__(self, groups: Sequence[int] = (0,)) -> None:
+        self._groups = groups
         self._before: dict[tuple[str, str], float] = {}
 
     def take(
@@ -212,9 +227,17 @@ class MetricsExporter:
             if tier != "remote" or tier in stats.tiers
         ]
         values += [(f"{_PREFIX}lost_total", why, count) for why, count in own.lost.items()]
+        name = f"{_PREFIX}loaded_blocks_total"
+        values += [(name, f"{group}", own.loaded[group]) for group in self._groups]
         for metric in _MANAGERS:
             name = _PREFIX + metric.name.removeprefix("kvtrie_")
-            if "tier" in metric.labels:
+            if "group" in metric.labels:
+                values += [
+                    (name, f"{kind},{group}", getattr(slots, metric.of))
+                    for kind, tier in stats.tiers.items()
+                    for group, slots in zip(self._groups, tier.groups, strict=False)
+                ]
+            elif "tier" in metric.labels:
                 values += [
                     (name, kind, getattr(tier, metric.of) / metric.scale)
                     for kind, tier in stats.tiers.items()

@@ -59,7 +59,7 @@ class KvtrieStats(KVConnectorStats):
 
 
 class KvtrieProm(KVConnectorPromMetrics):
-    """Registers what `exported` names, under vLLM's labels and at most one more."""
+    """Registers what `exported` names, under vLLM's labels and its own."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class KvtrieProm(KVConnectorPromMetrics):
             count.name: made[count.type](
                 name=count.name,
                 documentation=count.meaning,
-                labelnames=[*labelnames, *filter(None, [count.label])],
+                labelnames=[*labelnames, *count.labels],
             )
             for count in self._counts.values()
         }
@@ -87,7 +87,8 @@ class KvtrieProm(KVConnectorPromMetrics):
             for name, values in rows.items():
                 for label, value in values.items():
                     labels = [*self.per_engine_labelvalues[engine_idx]]
-                    labels += [label] if self._counts[name].label else []
+                    own = self._counts[name].labels
+                    labels += label.split(",", len(own) - 1) if own else []
                     metric = self._metrics[name].labels(*labels)
                     if kind == "counters":
                         metric.inc(value)
