@@ -194,6 +194,7 @@ REQUIRED = {
     },
     "Lease": {
         "bind": {"first_block": 0, "slots": []},
+        "unbind": {"first_block": 0, "group": 1},
         "commit": {"new_tokens": [7]},
         "drop_ahead": {},
         "fork": {"n": 1},

@@ -994,6 +994,19 @@ class Lease:
                 is no such group, or a slot belongs to another group.
         """
 
+    def unbind(self, first_block: int, group: int) -> None:
+        """Forget the slots of earlier blocks in a group of layers: no later commit stores them.
+
+        An engine calls it if it may have taken back a part of such a slot.
+
+        Args:
+            first_block: index of the first block on the lease's path that keeps its slot.
+            group: the group of layers, after the first.
+
+        Raises:
+            ConfigError: the first tier is not the engine's, or there is no such group.
+        """
+
     def load(
         self,
         layers: tuple[int, int] | None = None,

@@ -164,6 +164,17 @@ impl Lease {
         self.shared.call(py, |manager| manager.bind_group(self.id, first_block, &slots, group))
     }
 
+    /// Forgets the slots of blocks before one in a group after the first.
+    #[pyo3(signature = (first_block, group))]
+    fn unbind(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = number::first_block)] first_block: usize,
+        #[pyo3(from_py_with = number::group)] group: usize,
+    ) -> PyResult<()> {
+        self.shared.call(py, |manager| manager.unbind(self.id, first_block, group))
+    }
+
     /// Starts the loads that `load="none"` left out, of all layers and blocks or of a range of
     /// them; returns their moves.
     #[pyo3(signature = (layers=None, blocks=None, *, now))]

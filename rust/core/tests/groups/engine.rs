@@ -55,6 +55,28 @@ fn windows_in_an_engines_slots_are_stored_at_their_border_and_loaded_for_the_nex
 }
 
 #[test]
+fn slots_that_an_engine_has_taken_back_in_part_are_not_stored_by_a_later_commit() {
+    for taken in [false, true] {
+        let mut rig = engine(WINDOW);
+        let prompt = tokens(1, 2);
+        let id = rig.acquire(&prompt);
+        rig.call(|m, _| m.bind(id, 0, &[1, 2])).unwrap();
+        rig.commit(id, &prompt[..SIZE]);
+        rig.call(|m, _| m.bind_group(id, 0, &[11, 12], 1)).unwrap();
+        if taken {
+            rig.call(|m, _| m.unbind(id, 1, 1)).unwrap();
+            rig.refused("group 0, whose blocks a lease keeps", |m, _| m.unbind(id, 0, 0));
+            rig.refused("there is no group 2", |m, _| m.unbind(id, 0, 2));
+        }
+        rig.commit(id, &prompt[SIZE..]);
+        rig.release(id);
+        let stores = rig.run();
+        assert_eq!(stores.iter().any(|known| known.src_slot == 11), !taken);
+        assert!(stores.iter().any(|known| known.src_slot == 12));
+    }
+}
+
+#[test]
 fn an_engine_gives_a_slot_that_it_has_taken_back_to_another_group() {
     let mut rig = engine(WINDOW);
     let id = rig.acquire(&tokens(1, 3));

@@ -75,6 +75,27 @@ impl Manager {
         Ok(())
     }
 
+    /// Forgets the slots of blocks before a place in a group after the first: the engine may have
+    /// taken a part of them back, so no later commit stores them.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the first tier is not the engine's, or there is no such group after the first.
+    pub fn unbind(&mut self, id: LeaseId, before: usize, group: usize) -> Result<()> {
+        self.active(id)?;
+        if !self.tiers.engine_owned() {
+            return Err(Error::config("unbind on a first tier whose owner is not 'engine'"));
+        }
+        self.check_group(group)?;
+        if group == 0 {
+            return Err(Error::config("unbind in group 0, whose blocks a lease keeps"));
+        }
+        let slots = &mut self.lease_mut(id).groups[group];
+        for open in slots.written.take_unless(|place| place as usize >= before) {
+            self.close_open(group, open);
+        }
+        Ok(())
+    }
+
     /// Names the slots of moves that were planned before: they know the private slot only.
     fn name_moves(&mut self, bound: &FxHashMap<PrivateSlotId, Slot>) {
         let named = |end: End| match end {
