@@ -69,7 +69,7 @@ def named(kernel, *, blocks=6, axis=0, backend=Backend, fill=0.0):
     width = 3 * DIM if backend.latent else 2 * HEADS * DIM
     memory = torch.full((blocks, TOKENS, width), fill, dtype=torch.bfloat16)
     shown = memory.movedim(0, axis)
-    found = layouts_digest(config, dict.fromkeys("ab", shown), blocks, TOKENS)
+    found = layouts_digest(config, dict.fromkeys("ab", shown), blocks, {"a": TOKENS})
     assert (memory == fill).all()
     return found
 
@@ -100,8 +100,8 @@ def test_states_that_are_no_tensor_are_named_by_their_class():
     config = SimpleNamespace(
         compilation_config=SimpleNamespace(static_forward_context={"a": Kernel()})
     )
-    found = layouts_digest(config, {"a": [torch.zeros(3)]}, 3, TOKENS)
-    assert found == layouts_digest(config, {"a": [torch.zeros(5)]}, 5, TOKENS)
+    found = layouts_digest(config, {"a": [torch.zeros(3)]}, 3, {})
+    assert found == layouts_digest(config, {"a": [torch.zeros(5)]}, 5, {})
 
 
 @pytest.mark.parametrize("name", ["a", "other"])
@@ -110,5 +110,5 @@ def test_layer_that_vllm_does_not_know_is_named_by_its_tensor(name):
         compilation_config=SimpleNamespace(static_forward_context={}),
         model_config=SimpleNamespace(dtype=torch.float32),
     )
-    one = layouts_digest(config, {name: torch.zeros(3, 4)}, 3, TOKENS)
-    assert one != layouts_digest(config, {name: torch.zeros(3, 5)}, 3, TOKENS)
+    one = layouts_digest(config, {name: torch.zeros(3, 4)}, 3, {})
+    assert one != layouts_digest(config, {name: torch.zeros(3, 5)}, 3, {})

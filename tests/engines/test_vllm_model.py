@@ -18,6 +18,10 @@ class SlidingWindowSpec(SimpleNamespace):
     pass
 
 
+class SlidingWindowMLASpec(SimpleNamespace):
+    pass
+
+
 class MambaSpec(SimpleNamespace):
     pass
 
@@ -109,6 +113,36 @@ def test_groups_are_those_of_vllm_with_full_attention_first():
     assert of(FullAttentionSpec(**PAGE), padded).shape.layer_bytes(32, 1) == PAGE["page_size_bytes"]
 
 
+def test_a_block_is_a_whole_number_of_blocks_of_every_group():
+    half = PAGE | {"block_size": 16, "page_size_bytes": PAGE["page_size_bytes"] // 2}
+    window = SlidingWindowSpec(**half, sliding_window=48, extra_retained_tokens=3)
+    draft = FullAttentionSpec(**PAGE | {"block_size": 96})
+    model = of(FullAttentionSpec(**PAGE), window, draft, drafts=[2])
+    assert model.block_tokens == 96, "vLLM promises hits that its drafts can go on from as well"
+    assert [group.pages for group in model.groups] == [3, 6]
+    assert model.shape.layer_bytes(96, 0) == 3 * PAGE["page_size_bytes"]
+    assert model.shape.layer_bytes(96, 1) == 6 * half["page_size_bytes"]
+    assert model.shape.groups[1].window == 51
+
+
+def test_rows_that_hold_several_tokens():
+    """As in DeepSeek-V4: rows of 584 bytes for 4 tokens, and a window whose blocks are shorter."""
+    row = {"num_kv_heads": 1, "head_size": 584, "dtype": "torch.uint8"}
+    packed = {"block_size": 256, "tokens_per_state": 4, "page_size_bytes": 64 * 584}
+    plain = {"block_size": 64, "tokens_per_state": 1, "page_size_bytes": 64 * 584}
+    window = SlidingWindowMLASpec(**row, **plain, sliding_window=128)
+    model = of(MLAAttentionSpec(**row, **packed), window)
+    assert (model.block_tokens, [group.pages for group in model.groups]) == (256, [1, 4])
+    assert [group.tokens_per_row for group in model.shape.groups] == [4, 1]
+    assert model.shape.layer_bytes(256, 0) == 64 * 584
+    assert model.shape.layer_bytes(256, 1) == 256 * 584
+
+
+def test_groups_in_which_vllm_finds_nothing_are_left_to_it():
+    scratch = CrossAttentionSpec(**PAGE, prefix_cacheable=False)
+    assert len(of(FullAttentionSpec(**PAGE), scratch).groups) == 1
+
+
 def test_what_cannot_be_served_is_refused():
     with pytest.raises(ConfigError, match=r"in 1 groups \(MambaSpec\)"):
         of(MambaSpec(**STATE))
@@ -118,8 +152,6 @@ def test_what_cannot_be_served_is_refused():
         of(FullAttentionSpec(**PAGE), MambaSpec(**STATE | {"mamba_cache_mode": "all"}))
     with pytest.raises(ConfigError, match="pipeline_parallel_size is 2 and the model has 2 groups"):
         of(FullAttentionSpec(**PAGE), MambaSpec(**STATE), pp=2)
-    with pytest.raises(ConfigError, match=r"have blocks of \[16, 32\] tokens"):
-        of(FullAttentionSpec(**PAGE), MambaSpec(**STATE | {"block_size": 16}))
     with pytest.raises(ConfigError, match="decode_context_parallel_size is 2"):
         served(ranks={"decode_context_parallel_size": 2})
     with pytest.raises(ConfigError, match="prefix caching is off"):

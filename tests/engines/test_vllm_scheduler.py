@@ -38,6 +38,32 @@ def test_random_schedules_of_windows_and_states(tmp_path, kinds, ahead, ranks, d
     assert found > 0
 
 
+@pytest.mark.parametrize(
+    ("kinds", "pages"),
+    [
+        ("w", (2, 1)),
+        ("w", (1, 2)),
+        ("n", (1, 4)),
+        ("nws", (4, 1, 2, 1)),
+    ],
+)
+@pytest.mark.parametrize(("ahead", "disk"), [(0, False), (1, False), (1, True)])
+def test_random_schedules_of_groups_whose_blocks_differ(tmp_path, kinds, pages, ahead, disk):
+    found = 0
+    for seed in range(4):
+        folder = tmp_path if disk else ""
+        engine = Engine(folder, 1, ahead, seed % 2, host=6, kinds=kinds, pages=pages)
+        play(engine, 14, seed % 2)
+        engine.close()
+        assert engine.served > 0
+        assert engine.stored_blocks > 0
+        assert engine.failed == 0
+        assert not engine.scheduler.cache.counters.lost["a promise that did not hold"]
+        assert not engine.scheduler.cache.counters.lost["an unexpected error"]
+        found += engine.found
+    assert found > 0
+
+
 @pytest.mark.parametrize("alike", [False, True])
 @pytest.mark.parametrize("stages", [1, 2])
 def test_ranks_of_several_stages_and_of_latent_kv(tmp_path, stages, alike):

@@ -18,9 +18,7 @@ def preempt_all(engine):
 @pytest.mark.parametrize(("seed", "deep"), [(0, False), (1, True), (2, True), (3, False)])
 def test_random_schedules_with_resets_read_nothing_old(tmp_path, monkeypatch, seed, deep):
     draw, weights, plain = random.Random(seed), [0], vllm_engine.mark
-    monkeypatch.setattr(
-        vllm_engine, "mark", lambda tokens, block: plain(tokens, block) + 300 * weights[0]
-    )
+    monkeypatch.setattr(vllm_engine, "mark", lambda *block: plain(*block) + 300 * weights[0])
     engine = Engine(tmp_path if deep else "", 1 + seed % 2, seed // 2, seed, host=8, events=True)
     heads = [[draw.randrange(9) for _ in range(16)] for _ in range(2)]
     busy = 0

@@ -5,7 +5,8 @@ have a step under way while it plans the next one. A block's bytes are a number 
 up to its end, so a wrong block anywhere shows. With a format of host memory they are that number
 times a pattern, which native blocks keep exactly and others nearly.
 
-With `kinds` the model has further groups of layers: `w` attends to a window, `s` keeps a state. As
+With `kinds` the model has further groups of layers: `w` and `n` attend to windows of several blocks
+and of less than one, `s` keeps a state. As
 vLLM does, the engine gives blocks of windows back that no token attends to, keeps the state of a
 border for one more step, and computes nothing of a request before its loads have ended.
 """
@@ -24,7 +25,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tests.engines.vllm_blocks import SIZE, WINDOW, Blocks
+from tests.engines.vllm_blocks import SIZE, WINDOWS, Blocks, passed
 
 from kvtrie import ModelShape, Moves
 from kvtrie.engines.vllm.model import ServedGroup, ServedModel
@@ -76,9 +77,9 @@ def named(tokens):
     return [blake2b(bytes(tokens[:end]), digest_size=32).digest() for end in ends]
 
 
-def mark(tokens, block):
+def mark(tokens, block, size=SIZE):
     """The bytes of a block: they depend on all that comes before its end."""
-    return zlib.crc32(bytes(tokens[: (block + 1) * SIZE])) % 251 + 1
+    return zlib.crc32(bytes(tokens[: (block + 1) * size])) % 251 + 1
 
 
 def state(tokens):
@@ -86,7 +87,7 @@ def state(tokens):
     return zlib.crc32(bytes(tokens)) % 241 + 1
 
 
-def served(names, ranks, stages, *, alike, kinds=""):
+def served(names, ranks, stages, *, alike, kinds="", pages=None):
     """The model as a stage with these layers sees it."""
     heads, layers = 1 if alike else 2 * ranks, len(names) + len(kinds)
     shape = ModelShape(layers, heads, 8, fingerprint=f"halves {names}", latent=alike, tp=ranks)
@@ -94,11 +95,14 @@ def served(names, ranks, stages, *, alike, kinds=""):
     if kinds:
         shaped = [LayerGroup(tuple(range(len(names))))]
         for at, kind in enumerate(kinds, len(names)):
-            more = {"w": ("sliding", WINDOW), "s": ("state", 0)}[kind]
+            more = ("state", 0) if kind == "s" else ("sliding", WINDOWS[kind])
             shaped.append(LayerGroup((at,), *more, state_bytes=64 if kind == "s" else None))
             groups.append(ServedGroup(len(groups), (kind,), state=kind == "s"))
         shape = replace(shape, groups=tuple(shaped))
-    return ServedModel(shape, SIZE, BLOCKS * (1 + len(kinds)), tuple(groups), stages, alike)
+    if pages:
+        groups = [replace(one, pages=count) for one, count in zip(groups, pages, strict=True)]
+    blocks = BLOCKS * sum(pages or (1,) * len(groups))
+    return ServedModel(shape, SIZE, blocks, tuple(groups), stages, alike)
 
 
 class Exchange:
@@ -128,7 +132,8 @@ class Engine:
         naming: hashes of blocks, for events.
         clock: the scheduler's, and the wall's; None is the system's.
         keep: path of the file of host memory; None for memory that ends with the engine.
-        kinds: further groups of one layer each: "w" with a window, "s" with a state.
+        kinds: further groups of one layer each: "w" and "n" with windows, "s" with a state.
+        pages: by group, its blocks per block of the manager; None for one.
     """
 
     def __init__(
@@ -148,10 +153,12 @@ class Engine:
         store=None,
         format_=None,
         kinds="",
+        pages=None,
         **more,
     ):
         self.draw, self.ahead, self.kinds = random.Random(seed), ahead, kinds
-        self.blocks, self.loading = Blocks(BLOCKS * (1 + len(kinds)), kinds, self.draw), {}
+        count = BLOCKS * sum(pages or (1,) * (1 + len(kinds)))
+        self.blocks, self.loading = Blocks(count, kinds, self.draw, pages), {}
         self.layerwise = more.get("use_layerwise", False)
         # A block of two layers, its windows and states.
         room = {"bytes": host * 2048 * (1 + len(kinds))} if kinds else {"blocks": host}
@@ -174,7 +181,7 @@ class Engine:
         self.layers, self.memory, self.workers = [], [], []
         for names in ("ab", "c")[:stages]:  # unequal stages
             self.open(settings, names, ranks, stages, alike=alike)
-        model = served("ab", ranks, stages, alike=alike, kinds=kinds)
+        model = served("ab", ranks, stages, alike=alike, kinds=kinds, pages=pages)
         opened = {rank: worker.opened() for rank, worker in enumerate(self.workers)}
         clock = clock or time.monotonic_ns
         self.scheduler = SchedulerConnector(settings, model, opened, naming=naming, clock=clock)
@@ -186,17 +193,20 @@ class Engine:
 
     def open(self, settings, names, ranks, stages, *, alike):
         """The workers of a stage, which wait for each other as they exchange values."""
-        model = served(names, ranks, stages, alike=alike, kinds=self.kinds)
+        pages, sizes = self.blocks.pages, self.blocks.sizes
+        model = served(names, ranks, stages, alike=alike, kinds=self.kinds, pages=pages)
         exchange = Exchange(ranks)
-        wide = (SIZE, 8) if alike else (2, SIZE, 2, 8)
+        size = dict(zip(self.kinds, sizes[1:], strict=True))
+
+        def wide(name):
+            tokens = size.get(name, sizes[0])
+            return (16,) if name == "s" else (tokens, 8) if alike else (2, tokens, 2, 8)
+
         first = len(self.memory)
         for _ in range(ranks):
             self.layers.append(names + self.kinds)
             self.memory.append(
-                {
-                    name: torch.zeros(self.blocks.count, *((16,) if name == "s" else wide))
-                    for name in names + self.kinds
-                }
+                {name: torch.zeros(self.blocks.count, *wide(name)) for name in names + self.kinds}
             )
 
         def worker(rank):
@@ -260,6 +270,8 @@ class Engine:
             had = request.computed + loaded
             count = self.some(request.num_tokens - had, had)
             if not self.blocks.fits(request, count, had):
+                # Those that hold loaded blocks go first, else nobody would ever go on.
+                self.waiting = deque(sorted(self.waiting, key=lambda one: one.loaded is None))
                 break
             self.waiting.popleft()
             if loaded and self.kinds:
@@ -403,7 +415,7 @@ class Engine:
         worker, by_layer = self.workers[rank], by_layer and name != "s"
         if by_layer:
             worker.wait_for_layer(name)
-        bad = bad | worker.bad_slots()
+        bad = bad if self.kinds else bad | worker.bad_slots()
         self.compute(name, self.memory[rank][name], rows, tables, bad)
         if by_layer:
             worker.save_layer(name)
@@ -422,19 +434,19 @@ class Engine:
         """A layer: read what comes before, which must be right, and write what is computed."""
         group = 1 + self.kinds.index(name) if name in self.kinds else 0
         for request, tokens, begin, count in rows:
-            table, end = tables[request][group], begin + count
+            table, end, size = tables[request][group], begin + count, self.blocks.sizes[group]
             if name == "s":
                 self.compute_state(memory, table, tokens, (begin, end))
                 continue
             # Skip a request in flight whose load failed, or that reads a block that failed to load.
-            if request in self.broken or not bad.isdisjoint(table[: begin // SIZE]):
+            if request in self.broken or not bad.isdisjoint(table[: begin // size]):
                 continue
-            first = max(0, begin - WINDOW + 1) // SIZE if name == "w" else 0
-            for block in range(first, begin // SIZE):
-                assert self.right(memory[table[block]], tokens, block), (name, block, begin)
-            for block in range(begin // SIZE, -(-end // SIZE)):
-                whole = end >= (block + 1) * SIZE
-                memory[table[block]] = self.content(tokens, block) if whole else -1.0
+            first = passed(name, begin) // size if name in WINDOWS else 0
+            for block in range(first, begin // size):
+                assert self.right(memory[table[block]], tokens, block, size), (name, block, begin)
+            for block in range(begin // size, -(-end // size)):
+                whole = end >= (block + 1) * size
+                memory[table[block]] = self.content(tokens, block, size) if whole else -1.0
 
     def compute_state(self, memory, table, tokens, span):
         """A layer goes on from the state after the tokens before, and leaves that after them."""
@@ -444,12 +456,12 @@ class Engine:
             assert (found == state(tokens[:begin])).all(), (begin, found)
         memory[table[(end - 1) // SIZE]] = float(state(tokens[:end]))
 
-    def content(self, tokens, block):
-        number = mark(tokens, block)
+    def content(self, tokens, block, size):
+        number = mark(tokens, block, size)
         return number if self.pattern is None else self.pattern * number
 
-    def right(self, found, tokens, block):
-        wanted = self.content(tokens, block)
+    def right(self, found, tokens, block, size):
+        wanted = self.content(tokens, block, size)
         if self.pattern is None or block < self.native:
             return bool((found == wanted).all())
         return bool(((found - wanted).abs() < self.error * mark(tokens, block)).all())
@@ -476,17 +488,26 @@ class Engine:
                         found = worker.host.layer_bytes(
                             copy.slot, (row - rows[0], row - rows[0] + 1)
                         )
-                        assert (found.view(torch.float32) == mark(tokens, at)).all(), (at, row)
+                        self.check_pages(found, tokens, at, 0)
         return stored
 
     def check_part(self, copy, tokens, at):
         """A block of a group after the first on host has the right bytes."""
-        wanted = mark(tokens, at)
-        if self.kinds[copy.group - 1] == "s":
-            wanted = state(tokens[: (at + 1) * SIZE])
         for worker in self.workers if copy.layer_lo < copy.layer_hi else ():
-            found = worker.host.groups[copy.group].block(copy.slot).view(torch.float32)
-            assert (found == wanted).all(), (copy.group, at, found)
+            found = worker.host.groups[copy.group].block(copy.slot)
+            if self.kinds[copy.group - 1] == "s":
+                assert (found.view(torch.float32) == state(tokens[: (at + 1) * SIZE])).all()
+            else:
+                self.check_pages(found, tokens, at, copy.group)
+
+    def check_pages(self, found, tokens, at, group):
+        """A block of a layer has the right bytes, page by page, where its end needs them."""
+        pages, size = self.blocks.pages[group], self.blocks.sizes[group]
+        kind, end = ("f" + self.kinds)[group], (at + 1) * SIZE
+        for page, part in enumerate(found.view(torch.float32).reshape(-1).chunk(pages)):
+            if kind in WINDOWS and at * SIZE + (page + 1) * size <= passed(kind, end):
+                continue
+            assert (part == mark(tokens, at * pages + page, size)).all(), (group, at, page)
 
     def step(self):
         self.plan()

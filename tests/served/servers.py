@@ -28,6 +28,8 @@ from transformers import (
     DeepseekV2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     GptOssConfig,
     GptOssForCausalLM,
     LlamaConfig,
@@ -95,6 +97,24 @@ def tiny_gpt_oss(folder):
         layer_types=["sliding_attention", "full_attention"] * 2,
     )
     return written(GptOssForCausalLM, config, folder)
+
+
+def tiny_gemma4(folder, window=32, full=64):
+    """Four layers; heads of two with a window and of two without differ in width.
+
+    A block of the wider ones has half the tokens.
+    """
+    config = Gemma4TextConfig(
+        **_TINY,
+        num_key_value_heads=2,
+        head_dim=window,
+        global_head_dim=full,
+        hidden_size_per_layer_input=0,
+        vocab_size_per_layer_input=VOCABULARY,
+        sliding_window=80,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    )
+    return written(Gemma4ForCausalLM, config, folder)
 
 
 def tiny_deepseek(folder):

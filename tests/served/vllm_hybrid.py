@@ -15,6 +15,17 @@ def gemma(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def gemma4(tmp_path_factory):
+    return servers.tiny_gemma4(tmp_path_factory.mktemp("gemma4"))
+
+
+@pytest.fixture(scope="module")
+def wide_windows(tmp_path_factory):
+    """Gemma 4 the other way round: blocks of its windows have half the tokens."""
+    return servers.tiny_gemma4(tmp_path_factory.mktemp("windows"), window=64, full=32)
+
+
+@pytest.fixture(scope="module")
 def gpt_oss(tmp_path_factory):
     return servers.tiny_gpt_oss(tmp_path_factory.mktemp("gpt_oss"))
 
@@ -31,15 +42,25 @@ def borders(block, counts):
 
 
 @pytest.mark.parametrize(
-    ("kind", "tier"), [("gemma", "host"), ("gemma", "disk"), ("gpt_oss", "disk")]
+    ("kind", "tier"),
+    [
+        ("gemma", "host"),
+        ("gemma", "disk"),
+        ("gemma4", "host"),
+        ("gemma4", "disk"),
+        ("wide_windows", "disk"),
+        ("gpt_oss", "disk"),
+    ],
 )
 def test_windows_come_back_at_every_border(kind, tier, tmp_path, request):
-    model, cases = request.getfixturevalue(kind), borders(BLOCK, (1, 2, 5, 9))
-    prompts = [prompt(seed, length) for seed, (length, _) in enumerate(cases)]
+    model = request.getfixturevalue(kind)
     with serve(model) as server:
+        block = server.core.scheduler.block_size
+        cases = borders(block, (1, 2, 5, 9))
+        prompts = [prompt(seed, length) for seed, (length, _) in enumerate(cases)]
         wanted = [server.answers([each], tokens=20)[0] for each in prompts]
     # With a disk, host memory is too small for more than a prompt.
-    extra = hybrid() if tier == "host" else hybrid(tmp_path, "800KB")
+    extra = hybrid() if tier == "host" else hybrid(tmp_path, f"{25 * block}KB")
     with serve(model, extra) as server:
         assert len(server.core.scheduler.connector._model.groups) == 2
         for each, right in zip(prompts, wanted, strict=True):
@@ -87,17 +108,23 @@ def test_states_come_back_bit_for_bit(qwen, tmp_path, tier):
         server.check()
 
 
-def test_host_hits_after_a_shared_prefix_are_never_zero(gemma):
+@pytest.mark.parametrize("kind", ["gemma", "gemma4", "wide_windows"])
+def test_host_hits_after_a_shared_prefix_are_never_zero(kind, request):
+    model = request.getfixturevalue(kind)
     first = prompt(0, 300)
     prompts = [first, first[:200] + prompt(1, 100), first[:200] + prompt(2, 100)]
-    with serve(gemma) as server:
+    with serve(model) as server:
         wanted = [server.answers([each], tokens=20)[0] for each in prompts]
-    with serve(gemma, hybrid()) as server:
+    with serve(model, hybrid()) as server:
         for each, right in zip(prompts, wanted, strict=True):
             server.forget()
             same(server.answers([each], tokens=20), [right])
             server.settle()
-            assert server.found == (0 if each is first else 200 // BLOCK * BLOCK)
+            assert server.found == (
+                0
+                if each is first
+                else 200 // server.core.scheduler.block_size * server.core.scheduler.block_size
+            )
         server.check()
 
 
@@ -135,12 +162,23 @@ def test_a_lost_state_shows(qwen):
         assert wrong != right
 
 
-@pytest.mark.parametrize(("asynchronous", "batched"), [(False, 96), (True, 96), (True, None)])
-def test_requests_that_come_and_are_aborted_at_random(gemma, tmp_path, asynchronous, batched):
+@pytest.mark.parametrize(
+    ("kind", "asynchronous", "batched"),
+    [
+        ("gemma", False, 96),
+        ("gemma", True, 96),
+        ("gemma", True, None),
+        ("gemma4", True, 96),
+        ("wide_windows", True, 96),
+    ],
+)
+def test_requests_that_come_and_are_aborted_at_random(
+    kind, tmp_path, request, asynchronous, batched
+):
     """Chunks, few blocks, preemption, aborts at any step: what ends by itself is right."""
     from vllm import SamplingParams
 
-    draw = random.Random(1)
+    model, draw = request.getfixturevalue(kind), random.Random(1)
     stems = [prompt(seed, 250) for seed in range(3)]
     prompts = [
         stem[: draw.randrange(60, 250)] + prompt(at, 70) for at, stem in enumerate(stems * 3)
@@ -148,10 +186,10 @@ def test_requests_that_come_and_are_aborted_at_random(gemma, tmp_path, asynchron
     more = {"async_scheduling": asynchronous}
     if batched:
         more |= {"max_num_batched_tokens": batched, "enable_chunked_prefill": True}
-    with serve(gemma, **more) as server:
+    with serve(model, **more) as server:
         wanted = [server.answers([each], tokens=40)[0] for each in prompts]
     sampling = SamplingParams(max_tokens=40, temperature=0, logprobs=1, detokenize=False)
-    with serve(gemma, hybrid(tmp_path, "1MB"), blocks=44, **more) as server:
+    with serve(model, hybrid(tmp_path, "1MB"), blocks=44, **more) as server:
         engine, running, ended = server.llm.llm_engine, {}, 0
         for step in range(300):
             if len(running) < 6 and step < 260:

@@ -4,8 +4,9 @@ The engine has one tensor per layer, or one for K and one for V, whose axis of b
 anywhere and whose strides may be any. A unit is one layer of one block as plain bytes: the bytes of
 its tensors concatenated, each in the order of its other axes. If only the engine knows their
 meaning the pool is *opaque*: its bytes are moved whole, and no tier below keeps them in another
-format. A model whose groups of layers are kept apart has a pool per group: that of the first one is
-the tier's.
+format. Where the engine's blocks hold fewer tokens, a slot is several of them, its *pages*: those
+of each tensor follow each other. A model whose groups of layers are kept apart has a pool per
+group: that of the first one is the tier's.
 Invariant: no memory is taken, and none is written but blocks that moves name. Cost: one gather and
 one scatter per layer and tensor, or, if a block's bytes are contiguous, one copy per run of
 neighbours.
@@ -16,7 +17,7 @@ neighbours.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from kvtrie.tiers.group_slots import GroupSlots
 from kvtrie.tiers.pool import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Self
 
     from numpy.typing import NDArray
@@ -50,6 +51,7 @@ class EnginePool(Pool):
         block_axis: the axis of blocks, the same in all tensors.
         opaque: the engine's name of a block's layout, if no axis but that of blocks has a meaning
             outside the engine; empty if K and then V are ordered by token, head and number.
+        pages: the engine's blocks of a slot; above 1 `put_together` says which they are.
         group: the number of the group of layers that the tensors are of; None has all layers.
         rest: the pool of the groups after it.
 
@@ -65,6 +67,7 @@ class EnginePool(Pool):
         *,
         block_axis: int = 0,
         opaque: str = "",
+        pages: int = 1,
         group: int | None = None,
         rest: Self | None = None,
     ) -> None:
@@ -86,9 +89,10 @@ class EnginePool(Pool):
         if group is not None:
             slots = GroupSlots.of_engine(model, group, rooms[0], block_tokens)
         super().__init__(model, rooms[0], block_tokens, layout=layout, slots=slots, rest=rest)
+        self._pages = np.zeros((rooms[0] if pages > 1 else 0, pages), dtype=np.int64)
         wanted, devices = self.unit_bytes, set[torch.device]()
         for layer, parts in enumerate(self._parts):
-            found = sum(_row_bytes(part) for part in parts)
+            found = pages * sum(_row_bytes(part) for part in parts)
             if found != wanted:
                 raise ConfigError(
                     f"a block of layer {layer} is {found} bytes in the engine's tensors and "
@@ -109,6 +113,11 @@ class EnginePool(Pool):
     def device(self) -> torch.device:
         """The device of the engine's tensors."""
         return self._device
+
+    def put_together(self, pages: Mapping[int, Sequence[int]]) -> None:
+        """Set the pages of slots, in the order of their tokens; 0 for one that is not written."""
+        for slot, blocks in pages.items():
+            self._pages[slot] = blocks
 
     def copy_from(
         self, source: Pool, source_units: NDArray[np.int64], units: NDArray[np.int64]
@@ -186,37 +195,63 @@ class EnginePool(Pool):
         for layer in np.unique(layers).tolist():
             yield layer, np.flatnonzero(layers == layer)
 
-    def _columns(
-        self, layer: int, plane: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]]:
-        """A layer's tensors, their blocks as rows of bytes, and the place of those in a plane."""
+    def _columns(self, layer: int, plane: torch.Tensor) -> Iterator[_Column]:
+        """A layer's tensors and pages, and the place of each in a plane."""
         first = 0
         for part, rows in zip(self._parts[layer], self._rows[layer], strict=True):
             size = _row_bytes(part)
-            yield part, rows, plane[:, first : first + size]
-            first += size
+            for page in range(self._pages.shape[1]):
+                yield _Column(part, rows, page, plane[:, first : first + size])
+                first += size
 
     def _fill(
         self, layer: int, slots: NDArray[np.int64], plane: torch.Tensor, units: NDArray[np.int64]
     ) -> None:
-        for part, rows, column in self._columns(layer, plane):
+        blocks = self._blocks_of(slots)
+        for part, rows, page, column in self._columns(layer, plane):
+            there, here = blocks[page], units
+            if len(self._pages) and not there.all():
+                there, here = there[there > 0], units[there > 0]
             if rows is not None:
-                copy_rows(column, units, rows, slots)
+                copy_rows(column, here, rows, there)
                 continue
-            got = column.index_select(0, torch.from_numpy(units).to(plane.device))
-            values = got.to(part.device).view(part.dtype).view(len(slots), *part.shape[1:])
-            part.index_copy_(0, torch.from_numpy(slots).to(part.device), values)
+            got = column.index_select(0, torch.from_numpy(here).to(plane.device))
+            values = got.to(part.device).view(part.dtype).view(len(there), *part.shape[1:])
+            part.index_copy_(0, torch.from_numpy(there).to(part.device), values)
 
     def _drain(
         self, layer: int, slots: NDArray[np.int64], plane: torch.Tensor, units: NDArray[np.int64]
     ) -> None:
-        for part, rows, column in self._columns(layer, plane):
+        blocks = self._blocks_of(slots)
+        if len(self._pages) and not blocks.all():
+            raise ConfigError(f"slots {slots[~blocks.all(axis=0)]} lack pages that a store reads")
+        for part, rows, page, column in self._columns(layer, plane):
             if rows is not None:
-                copy_rows(rows, slots, column, units)
+                copy_rows(rows, blocks[page], column, units)
                 continue
-            got = part.index_select(0, torch.from_numpy(slots).to(part.device))
+            got = part.index_select(0, torch.from_numpy(blocks[page]).to(part.device))
             values = got.reshape(len(slots), -1).view(torch.uint8).to(plane.device)
             column.index_copy_(0, torch.from_numpy(units).to(plane.device), values)
+
+    def _blocks_of(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The engine's blocks of slots, int64 `(pages, slots)`."""
+        return np.ascontiguousarray(self._pages[slots].T) if len(self._pages) else slots[None]
+
+
+class _Column(NamedTuple):
+    """A page of one of a layer's tensors in a plane.
+
+    Attributes:
+        part: the tensor, blocks first.
+        rows: its blocks as rows of bytes; None if those of a block are not contiguous.
+        page: the number of the page.
+        bytes: uint8 `(units, bytes of the page)`, in the plane.
+    """
+
+    part: torch.Tensor
+    rows: torch.Tensor | None
+    page: int
+    bytes: torch.Tensor
 
 
 def _blocks_first(part: torch.Tensor, axis: int, layer: int) -> torch.Tensor:

@@ -65,10 +65,16 @@ class Admission:
             return
         first, last = start // cache.size, end // cache.size
         had = local // cache.size
-        own = [slot for table in tables for slot in table[:had] if slot]
-        new = [slot for table in tables for slot in table[had:] if slot]
-        tables = [sequence.slots(tables[0]), *tables[1:]]
-        promised = [slot for table in tables for slot in table[first:last] if slot]
+        each = [*zip(tables, (had * group.pages for group in cache.groups), strict=True)]
+        own = [slot for table, upto in each for slot in table[:upto] if slot]
+        new = [slot for table, upto in each for slot in table[upto:] if slot]
+        # A slot of several blocks is there if its last one is.
+        ends = [
+            table[group.pages - 1 :: group.pages]
+            for group, table in zip(cache.groups, tables, strict=True)
+        ]
+        ends[0] = sequence.slots(ends[0])
+        promised = [slot for table in ends for slot in table[first:last] if slot]
         if not cache.identity.settled or cache.identity.reads_stale(request, own):
             self._requests.pins.end(waiting.pinned, now)
             self._loads.lose(request.request_id, promised, "blocks of other weights")
@@ -82,7 +88,9 @@ class Admission:
             request,
             sequence,
             lease,
-            [list(table) for table in tables],
+            cache.slots,
+            [[] for _ in tables],
+            [[] for _ in tables],
             cache.step,
             waiting.prompt,
             waiting.identity,
@@ -94,11 +102,11 @@ class Admission:
         self._requests.pins.end(waiting.pinned, now)
         cache.use(lease)
         self._commits.learn(run, 0, only_missing=True)
-        for group, table in enumerate(run.tables):
-            if cache.groups[group].state:
-                # Only the state at the end of the loads is one of a border.
-                run.tables[group] = [0] * (last - 1) + table[last - 1 : last] if loaded else []
-            run.bind(group, 0)
+        for group, table in enumerate(tables):
+            if not cache.groups[group].state:
+                run.grow(group, table, range(first, last))
+            elif loaded:  # only the state at the end of the loads is one of a border
+                run.grow(group, [0] * (last - 1) + ends[group][last - 1 : last])
         if loaded:
             self._load(run, first, last, promised, now)
             host, disk, store = waiting.sources(loaded)
@@ -108,11 +116,10 @@ class Admission:
         """Name the further slots of a request whose loads have ended."""
         run.receiving, run.begun = False, self._cache.step
         for group, table in enumerate(tables):
-            had = len(run.tables[group])
             if not self._cache.groups[group].state:
-                run.tables[group] += table[had:]
-                run.bind(group, had)
-                self._cache.identity.written(table[had:])
+                new = table[run.had(group) :]
+                run.grow(group, new)
+                self._cache.identity.written(new)
 
     def _acquire(
         self, waiting: WaitingRequest, end: int, now: int, promised: list[int]

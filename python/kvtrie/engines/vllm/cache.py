@@ -15,6 +15,7 @@ from kvtrie.engines.vllm.events import Naming, PublishedBlocks
 from kvtrie.engines.vllm.identity import Identity
 from kvtrie.engines.vllm.metrics import ConnectorCounters
 from kvtrie.engines.vllm.native_first import NativeFirst
+from kvtrie.engines.vllm.page_slots import PageSlots
 from kvtrie.engines.vllm.proofs import Proofs
 from kvtrie.engines.vllm.restored import (
     DISK,
@@ -61,6 +62,7 @@ class ServedCache:
         size: tokens of a block.
         layers: layers of a whole block, in its first group.
         groups: the groups of the model's layers.
+        slots: the slots of vLLM's memory.
         manager: the manager.
         disk: index of its disk; None without one.
         remote: index of its shared store; None without one.
@@ -88,7 +90,7 @@ class ServedCache:
     ) -> None:
         self.native = NativeFirst.of(settings, model)
         self.size, self.layers, self.clock = model.block_tokens, model.first_layers, clock
-        self.groups = model.groups
+        self.groups, self.slots = model.groups, PageSlots(model.groups, model.blocks)
         tiers = opened_tiers(settings, model, opened, self.native)
         at = {tier.kind: index for index, tier in enumerate(tiers)}
         self.disk, self.remote = at.get("disk"), at.get("remote")

@@ -79,6 +79,7 @@ class Commits:
             run.stopped = True
             self._cache.use(run.lease)
             released += run.lease.release(now=now).tolist()
+            run.end_slots()
         self._requests.leaving = []
         self.taken_back |= bool(released)
         return released
@@ -100,6 +101,7 @@ class Commits:
             # vLLM gives the block away after the next step.
             if self._seen < step <= self._finished and begin <= place * size < upto:
                 run.lease.bind(place, [slot], group)
+        run.forget_parted(begin // size)
         new = run.sequence.read()[begin:upto]
         committed = run.lease.commit(np.ascontiguousarray(new), now=now)
         self.learn(run, begin // size)

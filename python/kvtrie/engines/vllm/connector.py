@@ -329,9 +329,12 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
             )
             return values
 
-        weights = WorkerWeights(
-            self._vllm_config, kv_caches, self._model.blocks, self._model.block_tokens
-        )
+        sizes = {
+            name: group.kv_cache_spec.block_size
+            for group in self._kv_cache_config.kv_cache_groups
+            for name in group.layer_names
+        }
+        weights = WorkerWeights(self._vllm_config, kv_caches, self._model.blocks, sizes)
         self._digest = weights.digest()
         stages: list[Any] = [gather(self._digest)]
         if self._model.stages > 1:

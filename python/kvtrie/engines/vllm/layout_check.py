@@ -30,7 +30,7 @@ _FAILURES = (AttributeError, RuntimeError, TypeError, ValueError)
 
 
 def layouts_digest(
-    config: VllmConfig, tensors: Mapping[str, Any], blocks: int, block_tokens: int
+    config: VllmConfig, tensors: Mapping[str, Any], blocks: int, block_tokens: Mapping[str, int]
 ) -> bytes:
     """Return 32 bytes that name the layouts of a rank's layers.
 
@@ -38,9 +38,11 @@ def layouts_digest(
         config: vLLM's.
         tensors: the tensor of each layer, by vLLM's name of the layer.
         blocks: blocks of a tensor.
-        block_tokens: tokens of a block.
+        block_tokens: tokens of a block, by vLLM's name of the layer. A layer without an entry uses
+            the tensor of another one.
     """
     whole, unknown = hashlib.blake2b(digest_size=32), set[str]()
+    least = min(block_tokens.values(), default=1)
     for name, memory in tensors.items():
         layer: Any = config.compilation_config.static_forward_context.get(name)
         kinds: list[type] = [type(layer), type(getattr(layer, "impl", None))]
@@ -55,7 +57,7 @@ def layouts_digest(
         before = block.clone()
         try:
             block.zero_()
-            _write(layer, memory, block_tokens, config.model_config.dtype)
+            _write(layer, memory, block_tokens.get(name, least), config.model_config.dtype)
             found = block.contiguous().reshape(-1, 1).view(torch.uint8).cpu()
             whole.update(found.numpy().tobytes())
         except _FAILURES as error:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from typing import TypeAlias
 
+    from kvtrie.engines.vllm.page_slots import Pages
     from kvtrie.tiers.remote.form import ValueNames
 
     IndexRow: TypeAlias = tuple[bytes, int, int, int, *tuple[int, ...]]
@@ -43,6 +44,8 @@ class StepOrders:
             and their slots of vLLM's memory.
         receive: by request that waits for its loads, these moves.
         unreceived: requests whose promised blocks will not be loaded.
+        pages: by group of layers whose slots are several of vLLM's blocks, the blocks of each slot
+            that moves read or write.
     """
 
     step: int
@@ -63,6 +66,7 @@ class StepOrders:
     )
     receive: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     unreceived: set[str] = field(default_factory=set[str])
+    pages: dict[int, dict[int, Pages]] = field(default_factory=dict[int, dict[int, "Pages"]])
 
 
 @dataclass(slots=True)

@@ -47,11 +47,13 @@ class ServedGroup:
         number: vLLM's number of the group.
         names: vLLM's names of its layers.
         state: whether the layers keep states instead of KV.
+        pages: vLLM's blocks of the group per block of the manager.
     """
 
     number: int
     names: tuple[str, ...]
     state: bool = False
+    pages: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class ServedModel:
 
     Attributes:
         shape: of the layers of this process's pipeline stage, with its tensor-parallel ranks.
-        block_tokens: tokens per block, vLLM's own.
+        block_tokens: tokens per block, the least common multiple of those of vLLM's groups.
         blocks: blocks of vLLM's memory on each rank.
         groups: the layers by group, those with full attention first.
         stages: how many pipeline stages there are.
@@ -136,14 +138,9 @@ class ServedModel:
                     "pipeline ranks only"
                 )
         served = _served_groups(caches)
-        groups: tuple[ServedGroup, ...] = tuple(group for group, _ in served)
-        sizes = {spec.block_size for _, spec in served}
-        if len(sizes) > 1:
-            raise ConfigError(
-                f"the groups of the model's layers have blocks of {sorted(sizes)} tokens: one size "
-                "for all is supported"
-            )
-        (size,) = sizes
+        # vLLM promises hits in multiples of the blocks of all groups, drafts included.
+        size = math.lcm(*(group.kv_cache_spec.block_size for group in caches.kv_cache_groups))
+        groups = tuple(replace(group, pages=size // spec.block_size) for group, spec in served)
         shape = _shape([(len(group.names), spec) for group, spec in served], parallel)
         hidden = getattr(config.model_config.hf_text_config, "hidden_size", None)
         if isinstance(hidden, int) and hidden > 0:
@@ -169,7 +166,7 @@ class ServedModel:
         """
         if self.resume is None:
             return
-        wanted = len(self.groups) + 1
+        wanted = sum(group.pages for group in self.groups) + 1
         if self.blocks < wanted:
             raise ConfigError(
                 f"vLLM's memory has {self.blocks} blocks, one of which is never used: a block and "
@@ -204,7 +201,8 @@ def _served_groups(caches: KVCacheConfig) -> list[tuple[ServedGroup, Any]]:
     served: list[tuple[ServedGroup, Any]] = []
     for number, group in enumerate(caches.kv_cache_groups):
         name, spec = type(group.kv_cache_spec).__name__, group.kv_cache_spec
-        if getattr(group, "is_eagle_group", False):  # drafts are computed again
+        # Drafts are computed again, and so is what vLLM itself never finds.
+        if getattr(group, "is_eagle_group", False) or not getattr(spec, "prefix_cacheable", True):
             continue
         if name not in _KINDS:
             raise ConfigError(
@@ -256,7 +254,15 @@ def _layer_group(spec: Any, layers: tuple[int, ...], ranks: int) -> LayerGroup: 
         return LayerGroup(layers, kind, state_bytes=len(layers) * state)
     spans = {"sliding": "sliding_window", "chunked": "attention_chunk_size"}
     window = getattr(spec, spans[kind]) if kind in spans else 0
-    return LayerGroup(layers, kind, window, **_form(spec, ranks)._asdict())
+    window += getattr(spec, "extra_retained_tokens", 0)  # which vLLM keeps for later drafts
+    form = _form(spec, ranks)._asdict()
+    return LayerGroup(layers, kind, window, **form, tokens_per_row=_tokens_per_row(spec))
+
+
+def _tokens_per_row(spec: Any) -> int:  # noqa: ANN401 - any of vLLM's specs with KV
+    """The tokens that a row of KV holds; a fraction of one counts as a token of several rows."""
+    tokens = getattr(spec, "tokens_per_state", 1)
+    return tokens if isinstance(tokens, int) else 1
 
 
 class _Form(NamedTuple):
@@ -277,7 +283,7 @@ def _form(spec: Any, ranks: int) -> _Form:  # noqa: ANN401 - any of vLLM's specs
     # Where groups share memory the tensors of one with smaller pages have gaps between blocks.
     padded = getattr(spec, "page_size_padded", None) is not None
     size = spec.real_page_size_bytes if padded else spec.page_size_bytes
-    tokens = spec.block_size
+    tokens = spec.block_size // _tokens_per_row(spec)
     dtype = str(spec.dtype).removeprefix("torch.")
     latent = "MLA" in type(spec).__name__
     heads = 1 if latent else spec.num_kv_heads * ranks
@@ -290,5 +296,5 @@ def _form(spec: Any, ranks: int) -> _Form:  # noqa: ANN401 - any of vLLM's specs
         return form
     # Scales and padding are in the page: its size divided by its tokens includes them.
     if size % tokens:
-        raise ConfigError(f"a page of {size} bytes does not divide over its {tokens} tokens")
+        raise ConfigError(f"a page of {size} bytes does not divide over its {tokens} rows")
     return _Form(1, size // tokens, "uint8", latent=True)

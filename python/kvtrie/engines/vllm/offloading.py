@@ -127,7 +127,12 @@ class KvtrieOffloadingSpec(TieringOffloadingSpec):
             contexts = config.compilation_config.static_forward_context
             tensors = {name: contexts[name].kv_cache for name in layers if name in contexts}
             blocks = len(kv_caches.tensors[0].tensor)
-            weights = WorkerWeights(config, tensors, blocks, config.cache_config.block_size)
+            sizes = {
+                name: group.tokens_per_block
+                for group in self.config.groups
+                for name in group.layer_names
+            }
+            weights = WorkerWeights(config, tensors, blocks, sizes)
             if weights.adapters is not None:
                 raise ConfigError(
                     "a disk below vLLM's OffloadingConnector and LoRA adapters: vLLM names chunks "

@@ -86,6 +86,7 @@ class Orders:
             expected,
             receive,
             unreceived,
+            cache.slots.of_moves((*parts, *ahead)),
         )
         self.forget = self._commits.taken_back = False
         cache.step += 1
@@ -103,11 +104,8 @@ class Orders:
             for at, group in enumerate(self._cache.groups):
                 if group.state or not (given := new[group.number]):
                     continue
-                table = run.tables[at]
-                had = len(table)
-                table += given if at else run.sequence.slots(given, had)
                 with self._requests.contained(ident):
-                    run.bind(at, had)
+                    run.grow(at, given)
                 if not run.stopped and run.identity == identity.name(run.request):
                     identity.written(given)
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from kvtrie import Lease
+    from kvtrie.engines.vllm.page_slots import PageSlots
     from kvtrie.engines.vllm.sequence import RequestSequence
 
 __all__ = ["RunningRequest"]
@@ -26,8 +27,10 @@ class RunningRequest:
         request: vLLM's `Request`.
         sequence: its tokens, as the manager has them.
         lease: kvtrie's hold.
-        tables: by group, its slots of vLLM's memory by place; 0 where vLLM keeps none. Those of
-            native blocks name their parts.
+        slots: the slots of vLLM's memory.
+        tables: by group, its slots by place; 0 where vLLM keeps none. Those of native blocks name
+            their parts.
+        loose: by group, vLLM's blocks after them, which make up no whole slot yet.
         begun: the step that admitted it.
         prompt: tokens of the request's prompt then; a further input of a session adds to them.
         identity: the name of the weights and adapter that it was admitted under.
@@ -42,7 +45,9 @@ class RunningRequest:
     request: Request
     sequence: RequestSequence
     lease: Lease
+    slots: PageSlots
     tables: list[list[int]]
+    loose: list[list[int]]
     begun: int
     prompt: int
     identity: str | None
@@ -57,6 +62,43 @@ class RunningRequest:
     def table(self) -> list[int]:
         """Its slots in the first group."""
         return self.tables[0]
+
+    def had(self, group: int) -> int:
+        """Number of vLLM's blocks of a group that it has."""
+        return len(self.tables[group]) * self.slots.wide(group) + len(self.loose[group])
+
+    def grow(self, group: int, blocks: list[int], loads: range = range(0)) -> None:
+        """Add vLLM's blocks of a group, and name the slots that they make up to the manager.
+
+        Args:
+            group: the group.
+            blocks: vLLM's blocks.
+            loads: places that are loaded, in which the first blocks may have been dropped.
+        """
+        table, wide = self.tables[group], self.slots.wide(group)
+        first = len(table)
+        blocks = self.loose[group] + blocks
+        whole = len(blocks) // wide * wide
+        self.loose[group] = blocks[whole:]
+        partial = range(loads.start - first, loads.stop - first)
+        slots = self.slots.name(group, blocks[:whole], partial)
+        table += slots if group else self.sequence.slots(slots, first)
+        self.bind(group, first)
+
+    def end_slots(self) -> None:
+        """End the use of its slots: its lease has ended."""
+        for group, table in enumerate(self.tables):
+            self.slots.end(group, table)
+
+    def forget_parted(self, first: int) -> None:
+        """Have blocks before one not stored any more, of which vLLM may have dropped some pages.
+
+        Those that the next tokens attend to are in a slot as long as any of them. vLLM drops them
+        one by one, but none that a border at the end of their slot needs before it is committed.
+        """
+        for group in range(1, len(self.tables)):
+            if self.slots.wide(group) > 1:
+                self.lease.unbind(first, group)
 
     def bind(self, group: int, first: int) -> None:
         """Name the slots of a group from a place on to the manager."""

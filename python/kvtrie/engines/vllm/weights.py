@@ -52,7 +52,7 @@ class WorkerWeights:
         config: vLLM's.
         tensors: the tensors of the layers that keep KV, by vLLM's name of the layer.
         blocks: blocks of each tensor.
-        block_tokens: tokens of a block.
+        block_tokens: tokens of a block, by vLLM's name of the layer.
 
     Attributes:
         adapters: the adapters of the models; None if they take none.
@@ -66,7 +66,7 @@ class WorkerWeights:
         config: VllmConfig,
         tensors: Mapping[str, Any],
         blocks: int,
-        block_tokens: int,
+        block_tokens: Mapping[str, int],
     ) -> None:
         contexts = config.compilation_config.static_forward_context
         modules = [contexts[name] for name in tensors if name in contexts]

@@ -169,6 +169,8 @@ class WorkerConnector:
             return
         self._step = orders.step
         self._identity.ask(orders)
+        for group, pages in orders.pages.items():
+            self.gpu.groups[group].put_together(pages)
         self._copies.begin(orders.lost)
         self._reports.expect(orders.receive, orders.unreceived)
         for data in orders.ahead:
@@ -339,8 +341,15 @@ def _group_pools(
             for name in group.names
         ]
         axis = block_axis(parts[0][0], model.blocks)
+        pages = 1 if group.state else group.pages
         pool = EnginePool(
-            model.shape, model.block_tokens, parts, block_axis=axis, group=number, rest=pool
+            model.shape,
+            model.block_tokens,
+            parts,
+            block_axis=axis,
+            pages=pages,
+            group=number,
+            rest=pool,
         )
     assert pool is not None  # noqa: S101 - a model has groups
     return pool
