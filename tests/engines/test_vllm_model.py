@@ -165,3 +165,10 @@ def test_a_memory_below_a_block_and_a_resume_point_is_refused():
         of(*several, blocks=3).require_served(settings)
     of(*several, blocks=4).require_served(settings)
     of(FullAttentionSpec(**PAGE), blocks=1).require_served(settings)
+
+
+def test_vllms_hashes_of_a_block_are_those_of_its_shortest_group():
+    half = PAGE | {"block_size": 16, "page_size_bytes": PAGE["page_size_bytes"] // 2}
+    assert served().hashes == 1
+    model = of(FullAttentionSpec(**PAGE), SlidingWindowSpec(**half, sliding_window=48))
+    assert (model.block_tokens, model.hashes) == (32, 2)

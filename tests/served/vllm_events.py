@@ -77,8 +77,8 @@ class Publisher:
         for at, name in enumerate(event.block_hashes):
             keys = event.extra_keys and event.extra_keys[at]
             tokens = event.token_ids[at * size : (at + 1) * size]
-            facts = (names[at], tokens, keys, event.lora_id, event.lora_name, size)
-            assert self.facts.setdefault(name, facts) == facts, event.medium
+            facts = (names[at], tokens, keys, event.lora_id, event.lora_name)
+            assert self.facts.setdefault((size, name), facts) == facts, event.medium
 
     def shutdown(self):
         pass
@@ -149,6 +149,7 @@ def test_hashes_are_vllms_before_and_after_a_restart(model, tmp_path):  # noqa: 
     ("made", "kind", "tokens", "more"),
     [
         (servers.tiny_gemma, ("sliding_window", 64), 600, {}),
+        (servers.tiny_gemma4, ("sliding_window", 80), 600, {}),
         (
             servers.tiny_qwen,
             ("mamba", None),

@@ -119,6 +119,7 @@ class ServedCache:
                 root_key(model, tiers[HOST]),
                 keys_with_images([*rows[DISK], *rows[HOST]]),
                 last=HOST if self.disk is None else DISK,
+                hashes=model.hashes,
             )
         kept = tiers[HOST].keep is not None
         lasting = [HOST] * kept + [DISK] * (self.disk is not None)

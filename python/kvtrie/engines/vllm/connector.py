@@ -147,7 +147,7 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
             self._settings,
             self._model.with_weights(weights),
             opened,
-            naming=VllmNaming(self._hashed) if self._settings.events else None,
+            naming=VllmNaming(self._hashed, self._model.hashes) if self._settings.events else None,
         )
         self._scheduler.format_costs = figures
         log_start(
@@ -294,7 +294,7 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
     def take_events(self) -> Iterable[Any]:
         """Return KV events of blocks stored or removed on host and disk since the last call."""
         changes = self.scheduler.changes()
-        return events_of(changes, self._model.block_tokens, self._event_groups) if changes else ()
+        return events_of(changes, self._model, self._event_groups) if changes else ()
 
     def get_kv_connector_stats(self) -> KvtrieStats | None:
         """Return the scheduler's metrics, at most once a second; workers have none."""

@@ -1,9 +1,9 @@
 """PublishedBlocks: the blocks on host and disk that were published as KV events.
 
-A block is published under the hash that vLLM gives it, when all of its layers have come to a tier,
-and taken back when any of them leaves. With several groups of layers, that is done for each group
-under one hash. A block whose hash is not known, and a block whose parent has not been published,
-waits for that. vLLM publishes blocks in the GPU's memory itself.
+A block is published under the hashes that vLLM gives it, when all of its layers have come to a
+tier, and taken back when any of them leaves. With several groups of layers, that is done for each
+group under the same hashes. A block whose hash is not known, and a block whose parent has not been
+published, waits for that. vLLM publishes blocks in the GPU's memory itself.
 Invariant: no child is published before its parent of the first group. Cost: a dictionary entry per
 block, group and tier, a hash per block, and a step per event of the manager.
 """
@@ -29,19 +29,20 @@ class Extra(NamedTuple):
     Attributes:
         lora_id: vLLM's number of the adapter.
         lora_name: its name.
-        keys: salt, adapter and images, as vLLM's events have them.
+        keys: salt, adapter and images of each of its hashes, as vLLM's events have them; empty if
+            none has any.
     """
 
     lora_id: int | None = None
     lora_name: str | None = None
-    keys: tuple[Any, ...] | None = None
+    keys: tuple[tuple[Any, ...] | None, ...] = ()
 
 
 class Naming(Protocol):
     """vLLM's names of blocks."""
 
     def hash(self, parent: bytes | None, tokens: Sequence[int]) -> bytes:
-        """Return the hash of a block of tokens alone."""
+        """Return the hashes of a block of tokens alone, one after the other."""
         ...
 
     def facts(self, request: Request, start: int, end: int) -> Extra:
@@ -56,8 +57,8 @@ class Change(NamedTuple):
         stored: whether it came.
         tier: index of the tier.
         group: index of the group of layers.
-        hash: vLLM's hash of it.
-        parent: that of the block before it; None for a first one.
+        hash: vLLM's hashes of it, one after the other.
+        parent: those of the block before it; None for a first one.
         tokens: its tokens.
         extra: the facts in its hash other than its tokens.
     """
@@ -90,6 +91,7 @@ class PublishedBlocks:
         root: the parent key of first blocks that are named by tokens alone.
         images: keys of blocks with images, of those found at start.
         last: the last tier whose blocks are published.
+        hashes: the number of vLLM's hashes of a block.
 
     Attributes:
         missed: events that the manager overwrote before they were taken.
@@ -103,8 +105,10 @@ class PublishedBlocks:
         root: bytes = b"",
         images: Collection[bytes] = (),
         last: int = 2,
+        *,
+        hashes: int = 1,
     ) -> None:
-        self._images, self._last = images, last
+        self._images, self._last, self._per = images, last, hashes
         self._layers, self._naming, self._root = layers, naming, root
         # Layers by tier, group and key, as the places below.
         self._there: dict[tuple[int, int, bytes], set[int]] = {}
@@ -135,12 +139,12 @@ class PublishedBlocks:
             first: the index of the first of them.
             size: tokens of a block.
         """
-        names = request.block_hashes[first : first + len(handles)]
-        for at, (handle, name) in enumerate(zip(handles, names, strict=False), first):
-            extra = Extra()
+        per, hashes = self._per, request.block_hashes
+        for at, handle in enumerate(handles[: max(0, len(hashes) // per - first)], first):
+            name, extra = b"".join(hashes[at * per : (at + 1) * per]), Extra()
             if self._naming is not None:
                 extra = self._naming.facts(request, at * size, (at + 1) * size)
-            self._new[handle] = bytes(name), extra, at == 0
+            self._new[handle] = name, extra, at == 0
 
     def take(self, events: Iterable[Event]) -> Iterator[Change]:
         """Yield the changes to publish, in order.
@@ -182,7 +186,7 @@ class PublishedBlocks:
         for shown in self._shown:
             yield Change(False, *shown, None, [], Extra())  # noqa: FBT003 - a named tuple's field
         missed, unknown, number = self.missed, self.unknown, self._next
-        self.__init__(self._layers, self._naming, self._root, last=self._last)
+        self.__init__(self._layers, self._naming, self._root, last=self._last, hashes=self._per)
         self.missed, self.unknown, self._next = missed, unknown, number
 
     def _name(self, event: Event, key: bytes, parent: bytes) -> None:

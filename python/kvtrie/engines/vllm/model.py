@@ -65,6 +65,7 @@ class ServedModel:
         block_tokens: tokens per block, the least common multiple of those of vLLM's groups.
         blocks: blocks of vLLM's memory on each rank.
         groups: the layers by group, those with full attention first.
+        hashes: vLLM's hashes of a block.
         stages: how many pipeline stages there are.
         alike: whether all tensor-parallel ranks of a stage have the same KV.
     """
@@ -75,6 +76,7 @@ class ServedModel:
     groups: tuple[ServedGroup, ...]
     stages: int = 1
     alike: bool = False
+    hashes: int = 1
 
     @property
     def ranks(self) -> int:
@@ -155,7 +157,8 @@ class ServedModel:
             whose = "vllm" if stages == 1 else f"vllm of {served[0][0].names}"
             shape = replace(shape, fingerprint=whose)
         alike = len(groups) == 1 and type(served[0][1]).__name__ == "MLAAttentionSpec"
-        return cls(shape, size, caches.num_blocks, groups, stages, alike)
+        hashes = _hashes(config, caches, size)
+        return cls(shape, size, caches.num_blocks, groups, stages, alike, hashes)
 
     def require_served(self, settings: Settings) -> None:
         """Raise unless a model with several groups is served with these settings.
@@ -190,6 +193,15 @@ class ServedModel:
             return self
         whose = f"{self.shape.fingerprint} weights {digest.hex()}"
         return replace(self, shape=replace(self.shape, fingerprint=whose))
+
+
+def _hashes(config: VllmConfig, caches: KVCacheConfig, size: int) -> int:
+    """vLLM's hashes of a block of some tokens, as vLLM resolves them."""
+    if len(caches.kv_cache_groups) == 1:
+        return 1
+    specs = [group.kv_cache_spec for group in caches.kv_cache_groups]
+    cached = [spec.block_size for spec in specs if getattr(spec, "prefix_cacheable", True)]
+    return size // (getattr(config.cache_config, "prefix_match_unit", None) or math.gcd(*cached))
 
 
 def _served_groups(caches: KVCacheConfig) -> list[tuple[ServedGroup, Any]]:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from kvtrie.engines.vllm.events import Change
-    from kvtrie.engines.vllm.model import ServedGroup
+    from kvtrie.engines.vllm.model import ServedGroup, ServedModel
 
 __all__ = ["EventGroup", "VllmNaming", "events_of"]
 
@@ -53,25 +53,33 @@ class VllmNaming:
 
     Args:
         algorithm: the name of vLLM's hash function.
+        hashes: the number of hashes of a block.
     """
 
-    def __init__(self, algorithm: str) -> None:
-        self._hash = get_hash_fn_by_name(algorithm)
+    def __init__(self, algorithm: str, hashes: int = 1) -> None:
+        self._hash, self._hashes = get_hash_fn_by_name(algorithm), hashes
 
     def hash(self, parent: bytes | None, tokens: Sequence[int]) -> bytes:
-        """Return the hash of a block of tokens alone."""
-        return hash_block_tokens(self._hash, cast("Any", parent), tokens)
+        """Return the hashes of a block of tokens alone, one after the other."""
+        last: Any = None if parent is None else split(parent, self._hashes)[-1]
+        found: list[bytes] = []
+        for part in _parts(range(len(tokens)), self._hashes):
+            last = hash_block_tokens(self._hash, last, tokens[part.start : part.stop])
+            found.append(last)
+        return b"".join(found)
 
     def facts(self, request: Request, start: int, end: int) -> Extra:
         """Return adapter, salt and images of a request's block."""
-        keys, _ = generate_block_hash_extra_keys(request, start, end, 0)
-        if keys is None:
+        found = [
+            generate_block_hash_extra_keys(request, part.start, part.stop, 0)[0]
+            for part in _parts(range(start, end), self._hashes)
+        ]
+        if not any(found):
             return Extra()
-        adapter = request.lora_request
-        (extra_keys,) = to_event_extra_keys([keys]) or [None]
+        adapter, keys = request.lora_request, tuple(to_event_extra_keys(found) or ())
         if adapter is None:
-            return Extra(keys=extra_keys)
-        return Extra(adapter.lora_int_id, adapter.lora_name, extra_keys)
+            return Extra(keys=keys)
+        return Extra(adapter.lora_int_id, adapter.lora_name, keys)
 
 
 class EventGroup(NamedTuple):
@@ -81,38 +89,40 @@ class EventGroup(NamedTuple):
         group_idx: vLLM's number of the group.
         kv_cache_spec_kind: vLLM's name of the kind of its layers.
         kv_cache_spec_sliding_window: tokens of its window; None for other kinds.
+        block_size: tokens of a block.
     """
 
     group_idx: int
     kv_cache_spec_kind: str
     kv_cache_spec_sliding_window: int | None
+    block_size: int
 
     @classmethod
     def of(cls, group: ServedGroup, caches: KVCacheConfig) -> Self:
         """Return that of a served group among vLLM's."""
         spec = caches.kv_cache_groups[group.number].kv_cache_spec
         kind = get_kv_cache_spec_kind(spec).value
-        return cls(group.number, kind, get_kv_cache_spec_sliding_window(spec))
+        return cls(group.number, kind, get_kv_cache_spec_sliding_window(spec), spec.block_size)
 
 
 def events_of(
-    changes: Iterable[Change], block_tokens: int, groups: Sequence[EventGroup]
+    changes: Iterable[Change], model: ServedModel, groups: Sequence[EventGroup]
 ) -> Iterator[Any]:
-    """vLLM's events of blocks that came or left.
+    """vLLM's events of blocks that came or left, in blocks of vLLM's.
 
     Args:
         changes: blocks stored or removed, from the scheduler.
-        block_tokens: tokens of a block.
-        groups: the model's groups of layers.
+        model: the KV that is served.
+        groups: its groups of layers.
     """
     run: list[Change] = []
     for change in changes:
         if run and not _continues(run[-1], change):
-            yield _event(run, block_tokens, groups[run[0].group])
+            yield _event(run, model, groups[run[0].group])
             run = []
         run.append(change)
     if run:
-        yield _event(run, block_tokens, groups[run[0].group])
+        yield _event(run, model, groups[run[0].group])
 
 
 def _continues(last: Change, change: Change) -> bool:
@@ -120,22 +130,48 @@ def _continues(last: Change, change: Change) -> bool:
     return alike and (not change.stored or change.parent == last.hash)
 
 
-def _event(run: list[Change], block_tokens: int, group: EventGroup) -> Any:  # noqa: ANN401 - vLLM's own
-    first, hashes = run[0], [maybe_convert_block_hash(cast("Any", each.hash)) for each in run]
+def split(hashes: bytes, count: int) -> list[bytes]:
+    """Return hashes that follow each other."""
+    return [hashes[part.start : part.stop] for part in _parts(range(len(hashes)), count)]
+
+
+def _parts(whole: range, count: int) -> list[range]:
+    """Equal parts of a range."""
+    size = len(whole) // count
+    return [range(at, at + size) for at in range(whole.start, whole.stop, size)]
+
+
+def _event(run: list[Change], model: ServedModel, group: EventGroup) -> Any:  # noqa: ANN401 - vLLM's own
+    # The last hash of a block of the group names it.
+    first, step = run[0], model.hashes * group.block_size // model.block_tokens
+    names = [split(each.hash, model.hashes)[step - 1 :: step] for each in run]
+    hashes = [maybe_convert_block_hash(cast("Any", name)) for each in names for name in each]
     if not first.stored:
         return BlockRemoved(
             block_hashes=hashes, medium=_MEDIUMS[first.tier], group_idx=group.group_idx
         )
-    parent = None if first.parent is None else maybe_convert_block_hash(cast("Any", first.parent))
-    keys = [each.extra.keys for each in run]
+    parent: Any = None
+    if first.parent is not None:
+        parent = maybe_convert_block_hash(cast("Any", split(first.parent, model.hashes)[-1]))
+    keys = [key for each in run for key in _keys(each.extra.keys, len(names[0]))]
     return BlockStored(
         block_hashes=hashes,
         parent_block_hash=parent,
         token_ids=[token for each in run for token in each.tokens],
-        block_size=block_tokens,
         lora_id=first.extra.lora_id,
         medium=_MEDIUMS[first.tier],
         lora_name=first.extra.lora_name,
         extra_keys=keys if any(keys) else None,
         **group._asdict(),
     )
+
+
+def _keys(each: tuple[tuple[Any, ...] | None, ...], blocks: int) -> list[tuple[Any, ...] | None]:
+    """The keys of blocks of a group, out of those of their hashes."""
+    if not each:
+        return [None] * blocks
+    return [
+        tuple(dict.fromkeys(key for keys in each[part.start : part.stop] for key in keys or ()))
+        or None
+        for part in _parts(range(len(each)), blocks)
+    ]
