@@ -84,3 +84,22 @@ def test_load_is_refused_if_the_step_has_read_another_adapter(engine):
     assert [request.request_id for request in engine.broken] == ["second"]
     engine.drain()
     assert serve(engine, "third") == 0
+
+
+def test_request_that_waits_for_loads_of_another_adapter_is_computed():
+    engine = make_engine(kinds="w")
+    (worker,) = engine.workers
+    worker._identity.adapters = Held({1: b"x"})
+    assert serve(engine, "first") == 0
+    before = engine.found
+    engine.add("second", PROMPT, 0)
+    engine.seen[-1].lora_request = SimpleNamespace(
+        lora_name="mine", lora_int_id=1, load_inplace=False
+    )
+    engine.plan()
+    assert engine.loading
+    worker._identity.adapters.held[1] = b"y"
+    engine.execute()
+    engine.drain()
+    assert (engine.late, engine.found, engine.served) == (1, before, 2)
+    engine.close()

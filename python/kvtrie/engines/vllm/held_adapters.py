@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from vllm.lora.request import LoRARequest
 
-    from kvtrie.engines.vllm.messages import StepNews, StepOrders
+    from kvtrie.engines.vllm.messages import Expected, StepNews, StepOrders
 
 __all__ = ["HeldAdapters", "RankIdentity"]
 
@@ -103,7 +103,7 @@ class RankIdentity:
         self._question, self._asked_adapters = 0, 0
         self._answer: tuple[int, bytes] | None = None
         self._reported: tuple[int, dict[int, bytes]] = 0, {}  # of adapters
-        self._expected: list[tuple[int, dict[int, bytes], list[int]]] = []
+        self._expected: list[Expected] = []
 
     def ask(self, orders: StepOrders) -> None:
         """Take in a step's questions, and load the adapters that requests wait for."""
@@ -125,15 +125,14 @@ class RankIdentity:
         if (now := (self._asked_adapters, self._held())) != self._reported:
             self._reported = news.adapters = now
 
-    def other_slots(self) -> list[int]:
-        """Return slots that the step loads for another adapter than it computes with."""
+    def of_others(self) -> list[tuple[list[int], str]]:
+        """Return slots and requests whose loads are of another adapter than the step has."""
         expected, self._expected = self._expected, []
         held = self._held() if expected else {}
         return [
-            slot
-            for ident, digests, slots in expected
+            (slots, request)
+            for ident, digests, slots, request in expected
             if held.get(ident) != digests.get(self._rank)
-            for slot in slots
         ]
 
     def _held(self) -> dict[int, bytes]:

@@ -13,11 +13,10 @@ if TYPE_CHECKING:
 
     from kvtrie import Moves
     from kvtrie.engines.vllm.cache import ServedCache
+    from kvtrie.engines.vllm.messages import Expected
     from kvtrie.engines.vllm.running import RunningRequest
 
 __all__ = ["Loads"]
-
-_Expected = list[tuple[int, dict[int, bytes], list[int]]]
 
 
 class Loads:
@@ -29,7 +28,7 @@ class Loads:
         self._new: dict[int, int] = {}  # of this step, and the slots they fill
         self._lost: list[int] = []
         self._unreceived: set[str] = set()  # requests that wait for loads which do not come
-        self._expected: _Expected = []  # by loads of this step
+        self._expected: list[Expected] = []  # by loads of this step
         self._receive: dict[str, list[int]] = {}  # by request that waits for them
 
     def add(self, run: RunningRequest, ids: Iterable[int], slots: list[int]) -> None:
@@ -43,7 +42,8 @@ class Loads:
         adapter = run.request.lora_request
         if adapter is not None:
             digests = self._cache.identity.adapters.digests(adapter.lora_int_id)
-            self._expected.append((adapter.lora_int_id, digests, slots))
+            request_id = run.request.request_id
+            self._expected.append((adapter.lora_int_id, digests, slots, request_id))
 
     def lose(self, request_id: str, slots: list[int], why: str = "") -> None:
         """Have the workers report slots as not loaded: vLLM was promised them.
@@ -96,7 +96,7 @@ class Loads:
                 self._receive.setdefault(waits.request.request_id, []).append(ident)
         self._new = {}
 
-    def take(self) -> tuple[list[int], _Expected]:
+    def take(self) -> tuple[list[int], list[Expected]]:
         """Return the slots that are not loaded, and the adapters of those that are."""
         lost, expected, self._lost, self._expected = self._lost, self._expected, [], []
         return lost, expected

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kvtrie.engines.vllm.page_slots import Pages
     from kvtrie.tiers.remote.form import ValueNames
 
+    Expected: TypeAlias = tuple[int, dict[int, bytes], list[int], str]
     IndexRow: TypeAlias = tuple[bytes, int, int, int, *tuple[int, ...]]
     """A row of an `Index`: label, slot, layers, and the group after the first."""
 
@@ -41,7 +42,7 @@ class StepOrders:
         adapters: the number of times that the held adapters were asked for.
         load_adapters: vLLM's requests for adapters that workers load before they answer.
         expected: for blocks that the step loads, the number of their adapter, its digest by rank,
-            and their slots of vLLM's memory.
+            their slots of vLLM's memory, and the request.
         receive: by request that waits for its loads, these moves.
         unreceived: requests whose promised blocks will not be loaded.
         pages: by group of layers whose slots are several of vLLM's blocks, the blocks of each slot
@@ -61,9 +62,7 @@ class StepOrders:
     used_host: list[IndexRow] = field(default_factory=list["IndexRow"])
     adapters: int = 0
     load_adapters: list[Any] = field(default_factory=list[Any])
-    expected: list[tuple[int, dict[int, bytes], list[int]]] = field(
-        default_factory=list[tuple[int, dict[int, bytes], list[int]]]
-    )
+    expected: list[Expected] = field(default_factory=list["Expected"])
     receive: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     unreceived: set[str] = field(default_factory=set[str])
     pages: dict[int, dict[int, Pages]] = field(default_factory=dict[int, dict[int, "Pages"]])

@@ -31,6 +31,11 @@ class RankReports:
         self._received |= unreceived
         self._failed |= unreceived
 
+    def fail(self, request: str) -> None:
+        """Have a request that waits for its loads fail, whatever becomes of them."""
+        if request in self._receiving.values():
+            self._failed.add(request)
+
     def add(self, reports: list[MoveReport]) -> None:
         """Add reports; requests whose loads they end have received their blocks."""
         self._reports += reports

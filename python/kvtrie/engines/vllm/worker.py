@@ -199,8 +199,10 @@ class WorkerConnector:
 
     def load(self) -> None:
         """Begin the loads of the step; all of them, unless they come layer by layer."""
-        for slot in self._identity.other_slots():
-            self._copies.lose(slot)
+        for slots, request in self._identity.of_others():
+            self._reports.fail(request)
+            for slot in slots:
+                self._copies.lose(slot)
         if self._layerwise:
             self._copies.start_loads()
         else:
