@@ -43,7 +43,7 @@ def memory():
 def test_a_known_backend_shows_its_layout(backend):
     tensors = memory()
     before = tensors["b"].clone()
-    views = known_views("int8", MODEL, tensors, 0, writer_of(config(backend)))
+    views = known_views("int8", MODEL, 0, tensors, writer_of(config(backend)))
     assert torch.equal(tensors["b"], before)
     keys, values = views[1]
     blocks = before.view(MODEL.blocks, 2, *SIDE)
@@ -53,9 +53,9 @@ def test_a_known_backend_shows_its_layout(backend):
 
 def test_another_backend_is_refused():
     with pytest.raises(ConfigError, match="attention backend FLEX_ATTENTION is not known"):
-        known_views("int8", MODEL, memory(), 0, writer_of(config("FLEX_ATTENTION")))
+        known_views("int8", MODEL, 0, memory(), writer_of(config("FLEX_ATTENTION")))
     with pytest.raises(ConfigError, match="wants the attention backend's kernel"):
-        known_views("int8", MODEL, memory(), 0, None)
+        known_views("int8", MODEL, 0, memory(), None)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,6 @@ def test_another_backend_is_refused():
 def test_kv_that_is_not_plain_is_refused(shape, what):
     model = replace(MODEL, shape=shape)
     with pytest.raises(ConfigError) as refused:
-        known_views("int8", model, memory(), 0, writer_of(config("CPU_ATTN")))
+        known_views("int8", model, 0, memory(), writer_of(config("CPU_ATTN")))
     assert what in str(refused.value)
     assert "leave format out" in str(refused.value)

@@ -48,11 +48,14 @@ def test_random_schedules_of_windows_and_states(tmp_path, kinds, ahead, ranks, d
     ],
 )
 @pytest.mark.parametrize(("ahead", "disk"), [(0, False), (1, False), (1, True)])
-def test_random_schedules_of_groups_whose_blocks_differ(tmp_path, kinds, pages, ahead, disk):
+@pytest.mark.parametrize("format_", [None, "int8"])
+def test_random_schedules_of_groups_whose_blocks_differ(
+    tmp_path, kinds, pages, ahead, disk, format_
+):
     found = 0
     for seed in range(4):
-        folder = tmp_path if disk else ""
-        engine = Engine(folder, 1, ahead, seed % 2, host=6, kinds=kinds, pages=pages)
+        folder, own = tmp_path if disk else "", {"kinds": kinds, "pages": pages}
+        engine = Engine(folder, 1, ahead, seed % 2, host=6, format_=format_, **own)
         play(engine, 14, seed % 2)
         engine.close()
         assert engine.served > 0

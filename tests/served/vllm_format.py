@@ -108,6 +108,27 @@ def test_answers_of_int8_are_those_of_native_tiers(model, wanted):
         server.check()
 
 
+@pytest.mark.parametrize(
+    ("made", "more", "least"),
+    # Answers in bfloat16 may be equal.
+    [(servers.tiny_gemma4, {}, 1e-9), (servers.tiny_qwen, servers.STATES, 0)],
+)
+def test_groups_with_kv_have_the_format_and_states_stay(made, more, least, tmp_path):
+    tiers = [{"kind": "host", "bytes": "64MB", "format": "int8"}]
+    folder, prompts = made(tmp_path), [prompt(seed, 620) for seed in range(3)]
+    with serve(folder, {"tiers": tiers, "uncalibrated": True}, **more) as server:
+        right = chances(server, prompts)
+        server.settle()
+        kinds = [pool.layout.dtype for pool in server.worker.host.groups if not pool.state]
+        assert set(kinds) == {"int8"}
+        server.forget()
+        kl = kl_of(right, chances(server, prompts))
+        block = server.core.scheduler.block_size
+        assert server.found == 3 * (619 // block * block)
+        assert least <= kl < 0.01
+        server.check()
+
+
 def pool_of(_worker):
     """The format of a worker's host memory, and its bytes of a block."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group

@@ -185,7 +185,18 @@ class EnginePool(Pool):
         """Pieces of `units` units, and dense memory in the engine's format for each in turn."""
         most = max(1, PIECE_BYTES // self.unit_bytes)
         blocks = -(-min(units, most) // self.layers)
-        dense = Pool(self._model, blocks, self.block_tokens, layout=self.layout, device=self.device)
+        slots = None
+        if self.slots.group is not None:
+            group = self.slots.group
+            slots = GroupSlots.of_engine(self._model, group, blocks, self.block_tokens)
+        dense = Pool(
+            self._model,
+            blocks,
+            self.block_tokens,
+            layout=self.layout,
+            device=self.device,
+            slots=slots,
+        )
         for first in range(0, units, most):
             yield slice(first, min(first + most, units)), dense
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
+from kvtrie.engines.vllm.layout_check import block_axis
 from kvtrie.engines.vllm.learned_views import BlockShape, learned_views
 from kvtrie.errors import ConfigError
 
@@ -35,8 +36,8 @@ _PLAIN = ("float32", "float16", "bfloat16")
 def known_views(
     name: str,
     model: ServedModel,
+    number: int,
     tensors: Mapping[str, torch.Tensor],
-    axis: int,
     writer: Writer | None,
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return K and V of each layer by token, head and number, as views of vLLM's tensors.
@@ -44,29 +45,30 @@ def known_views(
     Args:
         name: the format that wants them.
         model: the KV that is served.
-        tensors: vLLM's tensors by layer name.
-        axis: the axis of their blocks.
+        number: which of its groups of layers.
+        tensors: vLLM's tensors of that group by layer name.
         writer: returns the kernel that writes into the tensor of a layer.
 
     Raises:
         ConfigError: KV that is not plain K and V, a backend that is not known, or a layout that a
             test pattern did not show.
     """
-    shape = model.shape
-    if shape.latent or shape.dtype not in _PLAIN:
+    group = model.groups[number]
+    heads, width, _, latent, dtype = model.shape.form(number if len(model.groups) > 1 else None)
+    if latent or dtype not in _PLAIN:
         raise ConfigError(
             f"format {name!r} is for K and V in {', '.join(_PLAIN)}; this server has "
-            f"{'latent vectors or codes' if shape.latent else 'K and V'} in {shape.dtype}, which "
+            f"{'latent vectors or codes' if latent else 'K and V'} in {dtype}, which "
             "tiers keep as they are: leave format out"
         )
     if writer is None:
         raise ConfigError(
             f"format {name!r} wants the attention backend's kernel, and there is none"
         )
-    block = BlockShape(model.block_tokens, shape.rank_heads, shape.head_dim)
+    block = BlockShape(model.block_tokens // group.pages, heads, width)
     return [
-        learned_views(tensors[layer], axis, block, writer(layer, tensors[layer]))
-        for layer in model.layer_names
+        learned_views(memory, block_axis(memory, model.blocks), block, writer(layer, memory))
+        for layer, memory in tensors.items()
     ]
 
 

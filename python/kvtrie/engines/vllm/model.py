@@ -177,7 +177,7 @@ class ServedModel:
             )
         tiers = settings.tiers or ()
         named = [
-            *(f"format {name!r}" for name in {settings.format, settings.disk_format} - {"native"}),
+            *(["native_first"] if settings.native_first else []),
             *(f"keep {tier.keep!r}" for tier in tiers if tier.keep is not None),
             *("a remote tier" for tier in tiers if tier.kind == "remote"),
         ]

@@ -15,16 +15,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from kvtrie import Index, Moves
 from kvtrie.engines.vllm.age_writer import AgeWriter
+from kvtrie.engines.vllm.engine_memory import engine_memory
 from kvtrie.engines.vllm.held_adapters import RankIdentity
 from kvtrie.engines.vllm.kept_host import HostProofs, KeptStores, open_host
-from kvtrie.engines.vllm.kv_writer import known_views
-from kvtrie.engines.vllm.layout_check import block_axis
 from kvtrie.engines.vllm.messages import Opened, StepNews
-from kvtrie.engines.vllm.native_first import NativeFirst
 from kvtrie.engines.vllm.rank_reports import RankReports
 from kvtrie.engines.vllm.rank_store import RankStore
 from kvtrie.engines.vllm.replicated import ReplicatedRanks
@@ -33,7 +30,6 @@ from kvtrie.errors import ConfigError
 from kvtrie.settings.sizes import free_memory
 from kvtrie.settings.tier import Tier
 from kvtrie.tiers import DiskStorage, EnginePool, KeptPool, Pool
-from kvtrie.tiers.native_parts import NativeParts
 from kvtrie.transfer.copy_stream import CopyStream
 from kvtrie.transfer.report import MoveReport
 from kvtrie.transfer.runner import Runner
@@ -41,6 +37,7 @@ from kvtrie.transfer.runner import Runner
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    import torch
     from numpy.typing import NDArray
 
     from kvtrie.engines.vllm.held_adapters import HeldAdapters
@@ -98,7 +95,7 @@ class WorkerConnector:
         wall: Callable[[], int] = time.time_ns,
     ) -> None:
         tiers = settings.tiers or (_default(model),)
-        self.gpu = _engine_pool(settings, model, tensors, engine, writer)
+        self.gpu = engine_memory(settings, model, tensors, engine, writer)
         alike = gather if model.alike and model.shape.tp > 1 else None
         self.replicas = ReplicatedRanks.of(rank % model.shape.tp, alike)
         each = [model.room(tier) for tier in tiers]
@@ -330,55 +327,6 @@ def _places(model: ServedModel) -> tuple[dict[str, int], list[list[int]]]:
 def _layer_number(name: str) -> int:
     """The number of a layer, the first one in vLLM's name of it."""
     return next((int(part) for part in name.split(".") if part.isdigit()), 0)
-
-
-def _group_pools(
-    model: ServedModel, tensors: Mapping[str, torch.Tensor | Sequence[torch.Tensor]]
-) -> EnginePool:
-    """vLLM's memory with a pool per group of layers."""
-    pool: EnginePool | None = None
-    for number, group in reversed([*enumerate(model.groups)]):
-        parts = [
-            [each] if isinstance(each := tensors[name], torch.Tensor) else [*each]
-            for name in group.names
-        ]
-        axis = block_axis(parts[0][0], model.blocks)
-        pages = 1 if group.state else group.pages
-        pool = EnginePool(
-            model.shape,
-            model.block_tokens,
-            parts,
-            block_axis=axis,
-            pages=pages,
-            group=number,
-            rest=pool,
-        )
-    assert pool is not None  # noqa: S101 - a model has groups
-    return pool
-
-
-def _engine_pool(
-    settings: Settings,
-    model: ServedModel,
-    tensors: Mapping[str, torch.Tensor],
-    engine: str,
-    writer: Writer | None,
-) -> EnginePool:
-    """vLLM's memory: opaque, or with a format below it by token, head and number."""
-    if model.resume is not None:
-        return _group_pools(model, tensors)
-    ordered = [tensors[name] for name in model.layer_names]
-    axis = block_axis(ordered[0], model.blocks)
-    names = [name for name in (settings.format, settings.disk_format) if name != "native"]
-    if not names:
-        inside = [size for at, size in enumerate(ordered[0].shape) if at != axis]
-        opaque = f"{engine} {tuple(inside)} {ordered[0].dtype}"
-        return EnginePool(model.shape, model.block_tokens, ordered, block_axis=axis, opaque=opaque)
-    views = known_views(names[0], model, tensors, axis, writer)
-    native = NativeFirst.of(settings, model)
-    if native.tokens:
-        return NativeParts(model.shape, model.block_tokens, views, parts=native.parts)
-    return EnginePool(model.shape, model.block_tokens, views)
 
 
 def _default(model: ServedModel) -> Tier:
