@@ -150,8 +150,6 @@ def test_what_cannot_be_served_is_refused():
         of(FullAttentionSpec(**PAGE), CrossAttentionSpec(**PAGE))
     with pytest.raises(ConfigError, match="group 1 keeps states in vLLM's mode 'all'"):
         of(FullAttentionSpec(**PAGE), MambaSpec(**STATE | {"mamba_cache_mode": "all"}))
-    with pytest.raises(ConfigError, match="pipeline_parallel_size is 2 and the model has 2 groups"):
-        of(FullAttentionSpec(**PAGE), MambaSpec(**STATE), pp=2)
     with pytest.raises(ConfigError, match="decode_context_parallel_size is 2"):
         served(ranks={"decode_context_parallel_size": 2})
     with pytest.raises(ConfigError, match="prefix caching is off"):

@@ -4,8 +4,13 @@ import random
 
 import pytest
 import torch
-from tests.engines.vllm_engine import Engine, PlayedRequest, play
+from tests.engines.vllm_engine import Engine, PlayedRequest, play, served
 
+from kvtrie.engines.vllm.messages import Opened
+from kvtrie.engines.vllm.native_first import NativeFirst
+from kvtrie.engines.vllm.restored import opened_tiers
+from kvtrie.engines.vllm.settings import Settings
+from kvtrie.errors import ConfigError
 from kvtrie.tiers import EnginePool
 
 
@@ -65,6 +70,27 @@ def test_random_schedules_of_groups_whose_blocks_differ(
         assert not engine.scheduler.cache.counters.lost["an unexpected error"]
         found += engine.found
     assert found > 0
+
+
+@pytest.mark.parametrize("kinds", ["w", "ws"])
+def test_stages_of_windows_and_states(tmp_path, kinds):
+    found = 0
+    for seed in range(3):
+        engine = Engine(tmp_path, 1, 1, seed % 2, host=6, stages=2, kinds=kinds)
+        assert (engine.scheduler.manager.stats().blocks > 0) == (seed > 0)
+        play(engine, 14, seed % 2)
+        engine.close()
+        assert (engine.served > 0, engine.failed) == (True, 0)
+        found += engine.found
+    assert found > 0
+
+
+def test_stages_with_other_numbers_of_layers_in_a_group_are_refused():
+    model = served("ab", 1, 2, alike=False, kinds="w")
+    opened = {rank: Opened([1 << 20], [2, 1 + rank]) for rank in range(2)}
+    settings = Settings.read({"tiers": [{"kind": "host", "bytes": "1MB"}]})
+    with pytest.raises(ConfigError, match=r"\{0: \[2, 1\], 1: \[2, 2\]\} layers by rank"):
+        opened_tiers(settings, model, opened, NativeFirst.of(settings, model))
 
 
 @pytest.mark.parametrize("alike", [False, True])

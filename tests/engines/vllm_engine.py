@@ -179,7 +179,7 @@ class Engine:
         settings = Settings.read({"tiers": rows, **more})
         self.wall = clock or time.time_ns
         self.layers, self.memory, self.workers = [], [], []
-        for names in ("ab", "c")[:stages]:  # unequal stages
+        for names in ("ab", "cd" if kinds else "c")[:stages]:  # of one group unequal ones
             self.open(settings, names, ranks, stages, alike=alike)
         model = served("ab", ranks, stages, alike=alike, kinds=kinds, pages=pages)
         opened = {rank: worker.opened() for rank, worker in enumerate(self.workers)}

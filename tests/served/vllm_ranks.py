@@ -68,17 +68,20 @@ def test_two_workers_answer_as_one(model, wanted, tmp_path, by):
             server.check()
 
 
-def test_two_ranks_hold_windows(tmp_path):
+@pytest.mark.parametrize("by", ["tensor", "pipeline"])
+def test_two_workers_hold_windows(tmp_path, by):
     model = servers.tiny_gemma(tmp_path / "gemma")
     with servers.serve(model) as server:
         wanted = [server.answers([each], tokens=20)[0] for each in PROMPTS]
     for again in range(2):
         # Host memory is too small for more than a prompt.
         with servers.serve(
-            model, servers.hybrid(tmp_path / "kv", "600KB"), tensor_parallel_size=2
+            model, servers.hybrid(tmp_path / "kv", "600KB"), **{f"{by}_parallel_size": 2}
         ) as server:
             ask = server.core.model_executor.collective_rpc
-            assert ask(layers) == [(2, True)] * 2  # of the first group
+            if by == "pipeline":
+                ask(ready)
+            assert ask(layers) == [(1 if by == "pipeline" else 2, True)] * 2  # of the first group
             assert (server.kv_scheduler.manager.stats().blocks >= 3 * 6) == bool(again)
             for _ in range(2):
                 for each, right in zip(PROMPTS, wanted, strict=True):

@@ -101,7 +101,8 @@ class Opened:
     """From a worker, once at start: what its tiers are.
 
     Attributes:
-        rooms: blocks of each tier below vLLM's memory.
+        rooms: blocks of each tier below vLLM's memory, or with several groups bytes.
+        layers: layers of each group that the worker has.
         rows: the whole blocks that its disk found again; None without a disk.
         weights: the digest of the weights that it has loaded.
         others: blocks of another model in the folder of its disk.
@@ -112,6 +113,7 @@ class Opened:
     """
 
     rooms: list[int]
+    layers: list[int]
     rows: list[IndexRow] | None = None
     weights: bytes = b""
     others: int = 0

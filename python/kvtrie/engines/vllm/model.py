@@ -148,11 +148,6 @@ class ServedModel:
         if isinstance(hidden, int) and hidden > 0:
             shape = replace(shape, hidden=hidden)
         stages = parallel.pipeline_parallel_size
-        if len(groups) > 1 and stages > 1:
-            raise ConfigError(
-                f"pipeline_parallel_size is {stages} and the model has {len(groups)} groups of "
-                "layers: pipeline stages are supported with one group"
-            )
         if name_weights:
             whose = "vllm" if stages == 1 else f"vllm of {served[0][0].names}"
             shape = replace(shape, fingerprint=whose)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtrie import BlockManager, Index
+from kvtrie.errors import ConfigError
 from kvtrie.settings.tier import Tier
 
 if TYPE_CHECKING:
@@ -96,7 +97,18 @@ def _keys(rows: list[IndexRow]) -> list[bytes]:
 def opened_tiers(
     settings: Settings, model: ServedModel, opened: Mapping[int, Opened], native: NativeFirst
 ) -> list[Tier]:
-    """The manager's tiers, each with as many blocks as every rank has opened."""
+    """The manager's tiers, each with as many blocks as every rank has opened.
+
+    Raises:
+        ConfigError: pipeline stages whose groups have different numbers of layers, so that a page
+            holds different numbers of their blocks; no room for the native blocks of a prompt.
+    """
+    layers = {rank: one.layers for rank, one in opened.items() if model.resume is not None}
+    if len({tuple(each) for each in layers.values()}) > 1:
+        raise ConfigError(
+            f"the groups have {layers} layers by rank: with several groups all pipeline stages "
+            "need equal numbers of layers in each"
+        )
     counts = [min(rooms) for rooms in zip(*(each.rooms for each in opened.values()), strict=True)]
     below = settings.tiers or (Tier("host", bytes=1),)
     if model.resume is None:

@@ -141,7 +141,8 @@ class WorkerConnector:
 
     def opened(self) -> Opened:
         """Return the tiers and weights that the scheduler needs before the first request."""
-        opened = Opened(self._rooms, pinned=self.gpu.device.type == "cuda")
+        layers = [pool.layers for pool in self.gpu.groups]
+        opened = Opened(self._rooms, layers, pinned=self.gpu.device.type == "cuda")
         if self._kept is not None:
             opened.kept_rows = self._whole(self._kept.pool.recall())
         elif self._proofs is not None and not (self._one_writes and self.replicas.place):
