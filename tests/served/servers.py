@@ -32,6 +32,8 @@ from transformers import (
     Gemma4TextConfig,
     GptOssConfig,
     GptOssForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen3NextConfig,
@@ -115,6 +117,23 @@ def tiny_gemma4(folder, window=32, full=64):
         layer_types=["sliding_attention", "full_attention"] * 2,
     )
     return written(Gemma4ForCausalLM, config, folder)
+
+
+def tiny_llama4(folder):
+    """Four layers with experts, two of which attend to chunks of 64 tokens."""
+    config = Llama4TextConfig(
+        **_TINY,
+        intermediate_size_mlp=192,
+        num_key_value_heads=2,
+        head_dim=32,
+        attention_chunk_size=64,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        interleave_moe_layer_step=1,
+        layer_types=["chunked_attention", "full_attention"] * 2,
+        no_rope_layers=[1, 0, 1, 0],
+    )
+    return written(Llama4ForCausalLM, config, folder)
 
 
 def tiny_deepseek(folder):

@@ -31,6 +31,11 @@ def gpt_oss(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def llama4(tmp_path_factory):
+    return servers.tiny_llama4(tmp_path_factory.mktemp("llama4"))
+
+
+@pytest.fixture(scope="module")
 def qwen(tmp_path_factory):
     return servers.tiny_qwen(tmp_path_factory.mktemp("qwen"))
 
@@ -50,6 +55,7 @@ def borders(block, counts):
         ("gemma4", "disk"),
         ("wide_windows", "disk"),
         ("gpt_oss", "disk"),
+        ("llama4", "disk"),
     ],
 )
 def test_windows_come_back_at_every_border(kind, tier, tmp_path, request):
