@@ -306,7 +306,10 @@ def selective_eval(record: dict[str, Any]) -> str:
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     **{
         name: results(name)
-        for name in ("core", "transfer", "fusion", "selective", "train", "sim", "hybrid", "remote")
+        for name in (
+            *("core", "transfer", "fusion", "selective", "train", "sim", "hybrid", "remote"),
+            "engines_hybrid",
+        )
     },
     "reproductions": results("reproductions"),
     "disk": disk,

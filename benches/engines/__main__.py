@@ -3,16 +3,14 @@
     python -m benches.engines
 
 SmolLM2-135M, prompts of 2,000 random tokens, one at a time; steps with 32 of them running and
-waiting, on a small model. Figures go to `--json FILE`.
+waiting, on a small model. Figures go to `--json FILE`; the rows of models with several groups of
+layers are printed only, `python -m benches.engines.hybrid` records them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -22,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benches.core.place import place
+from benches.engines import hybrid
+from benches.engines.launch import LMCACHE, found, run
+from benches.record import show
 
-ROOT = Path(__file__).parents[2]
-PYTHON = ROOT / ".engines" / "vllm" / "bin" / "python"
-LMCACHE = ROOT / "benches" / "peers" / "envs" / "lmcache-vllm" / "bin" / "python"
 KINDS = {
     "none": "none",
     "host": "kvtrie",
@@ -39,7 +37,6 @@ TURNS = {
     "kvtrie without why": ("kvtrie", "--why", "off"),
     "kvtrie, all ask why": ("kvtrie", "--why", "all"),
 }
-WRONG = re.compile(r"^(?:\[rank\d+\]: )?(\w*Error: .*)$", re.MULTILINE)
 STEPS = {"step, mean": "us", "step, median": "median_us", "step, 99th percentile": "p99_us"}
 GOALS = {
     "ttft host": 12,
@@ -118,25 +115,6 @@ def measure(module, given, model, what, more):
     """Run a server in a separate process and return its figures."""
     about = ["--what", what, "--model", model, "--dtype", given.dtype]
     return run(module, what, [*about, "--tokens", str(given.tokens), *more])
-
-
-def run(module, what, more):
-    """Run a module in the engine's environment and return its figures."""
-    python = LMCACHE if what == "lmcache" else PYTHON
-    command = [python, "-m", f"benches.engines.{module}", *more]
-    env = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    }
-    report = subprocess.run(command, cwd=ROOT, env=env, check=False, capture_output=True, text=True)
-    if report.returncode:
-        text = report.stdout + report.stderr
-        wrong = WRONG.findall(text) or [line for line in text.splitlines() if line.strip()]
-        return {"what": what, "error": wrong[-1] if wrong else f"ended with {report.returncode}"}
-    return json.loads(report.stdout.splitlines()[-1])
-
-
-def found(figures):
-    return median(took for took, _ in figures["found"])
 
 
 def rows_of(servers, steps):
@@ -257,6 +235,7 @@ def main():
         goal = f"{GOALS[name]}x" if name in GOALS else f"at most {MOST[name]}x"
         table.add_row(name, f"{ratio:.2f}x", goal)
     console.print(table)
+    show(hybrid.rows(quick=given.tiny))
     if given.json:
         report = {"place": place(), "dtype": given.dtype}
         report |= {"tokens": given.tokens, "rounds": given.rounds, "tiny": given.tiny}

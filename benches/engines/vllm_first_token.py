@@ -31,23 +31,23 @@ from vllm import LLM, SamplingParams
 BLOCK = 32
 
 
-def transfer(what, blocks, folder, size):
-    """The `--kv-transfer-config` of a kind of server."""
+def transfer(what, room, folder):
+    """The `--kv-transfer-config` of a kind of server with host memory of `room` bytes."""
     if what == "none":
         return None
     if what == "lmcache":
-        room = str(-(-blocks * size // 2**30))
-        os.environ |= {"LMCACHE_LOCAL_CPU": "True", "LMCACHE_MAX_LOCAL_CPU_SIZE": room}
+        size = str(-(-room // 2**30))
+        os.environ |= {"LMCACHE_LOCAL_CPU": "True", "LMCACHE_MAX_LOCAL_CPU_SIZE": size}
         return {"kv_role": "kv_both", "kv_connector": "LMCacheConnectorV1"}
     settings = {"kv_role": "kv_both", "kv_connector": "OffloadingConnector"}
     extra = {
         "spec_name": "PlainOffloadingSpec",
         "spec_module_path": "benches.engines.plain_offload",
-        "cpu_bytes_to_use": blocks * size,
+        "cpu_bytes_to_use": room,
     }
     if what == "kvtrie":
         settings["kv_connector"] = "KvtrieConnector"
-        extra = {"tiers": [{"kind": "host", "blocks": blocks}]}
+        extra = {"tiers": [{"kind": "host", "bytes": room}]}
         if folder:
             extra["tiers"].append({"kind": "disk", "blocks": 4096, "path": folder})
     return settings | {"kv_connector_extra_config": extra}
@@ -68,19 +68,19 @@ class Timed:
     def __init__(self, given):
         each = given.tokens // BLOCK + 2
         size, vocabulary = block_bytes(given.model, given.dtype)
-        room = each + 2 if given.disk else each * (given.rounds + 2)
+        room = size * (each + 2 if given.disk else each * (given.rounds + 2))
         self.vocabulary, self.tokens = vocabulary, given.tokens
         self.llm = LLM(
             given.model,
             skip_tokenizer_init=True,
             dtype=given.dtype,
-            block_size=BLOCK,
+            block_size=None if given.states else BLOCK,
             max_model_len=given.tokens + 8,
             max_num_batched_tokens=given.tokens + 8,
-            num_gpu_blocks_override=each * 2,
+            num_gpu_blocks_override=each * 2 * given.groups,
             enforce_eager=True,
             disable_log_stats=True,
-            kv_transfer_config=transfer(given.what, room, given.disk, size),
+            kv_transfer_config=transfer(given.what, given.host or room, given.disk),
         )
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.sampling = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
@@ -120,6 +120,11 @@ def main():
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--disk", default="", help="folder of a disk tier")
+    parser.add_argument(
+        "--host", type=int, help="bytes of host memory, where the prompts' KV differs"
+    )
+    parser.add_argument("--groups", type=int, default=1, help="vLLM's groups of layers")
+    parser.add_argument("--states", action="store_true", help="vLLM chooses the tokens of a block")
     parser.add_argument("--restarted", action="store_true", help="the folder has the prompts")
     given = parser.parse_args()
     timed = Timed(given)

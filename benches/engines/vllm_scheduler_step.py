@@ -98,10 +98,11 @@ def main():
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--answer", type=int, default=64)
+    parser.add_argument("--groups", type=int, default=1, help="vLLM's groups of layers")
     given = parser.parse_args()
     size, vocabulary = block_bytes(given.model, given.dtype)
     each = (given.tokens + given.answer) // BLOCK + 2
-    settings = transfer(given.what, each * (given.requests + 2), "", size)
+    settings = transfer(given.what, size * each * (given.requests + 2), "")
     if given.why == "off":
         settings["kv_connector_extra_config"]["why"] = False
     elif given.why == "all":
@@ -114,9 +115,10 @@ def main():
         max_model_len=given.tokens + given.answer + 8,
         max_num_batched_tokens=given.tokens + 48,
         max_num_seqs=max(1, given.requests // 2),
-        num_gpu_blocks_override=each * max(1, given.requests // 2),
+        num_gpu_blocks_override=given.groups * each * max(1, given.requests // 2),
         enforce_eager=True,
         disable_log_stats=False,
+        disable_hybrid_kv_cache_manager=given.groups == 1,
         kv_transfer_config=settings,
     )
     core = llm.llm_engine.engine_core.engine_core
@@ -150,6 +152,7 @@ def main():
         "why": given.why,
         "steps": len(steps),
         "us": sum(steps) / len(steps) / 1e3,
+        "request_us": sum(steps) / (2 * given.requests) / 1e3,
         "median_us": median(steps) / 1e3,
         "p99_us": sorted(steps)[99 * len(steps) // 100] / 1e3,
         "calls_us": {name: took / len(steps) / 1e3 for name, took in timed.calls.most_common()},

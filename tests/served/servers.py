@@ -42,13 +42,13 @@ from transformers import (
 from vllm import LLM, SamplingParams
 from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 
-VOCABULARY, BLOCK = 512, 32
+VOCABULARY, BLOCK, HIDDEN = 512, 32, 128
 STATES = {"dtype": "bfloat16", "block_size": None, "max_model_len": 2560}  # of models with states
 
 
 _TINY = {
     "vocab_size": VOCABULARY,
-    "hidden_size": 128,
+    "hidden_size": HIDDEN,
     "intermediate_size": 192,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
@@ -74,15 +74,23 @@ def tiny_llama(folder):
     return written(LlamaForCausalLM, config, folder)
 
 
-def tiny_gemma(folder):
-    """Gemma of four layers, two of which attend to the last 64 tokens."""
+def tiny_gemma(folder, windows=1, **more):
+    """Gemma of layers that attend to the last 64 tokens, `windows` to each one that sees all.
+
+    Args:
+        folder: for the model.
+        windows: layers with a window before each of full attention; of four or six layers in all.
+        more: further fields of the configuration.
+    """
+    types = ["sliding_attention"] * windows + ["full_attention"]
+    types *= max(1, 4 // len(types))
     config = Gemma3TextConfig(
-        **_TINY,
+        **_TINY | {"num_hidden_layers": len(types)} | more,
         num_key_value_heads=2,
         head_dim=32,
         query_pre_attn_scalar=32,
         sliding_window=64,
-        layer_types=["sliding_attention", "full_attention"] * 2,
+        layer_types=types,
     )
     return written(Gemma3ForCausalLM, config, folder)
 
