@@ -3,13 +3,17 @@
 A token's row is a number made of all tokens up to it, so that a row of another sequence, or one
 that was not written or not loaded, shows wherever it is read. The next token is made of all tokens,
 too. Workers are called in the order in which vLLM's own runner calls them.
+
+With `kinds` the model has further groups of two layers, which share vLLM's memory with the first:
+`w` and `n` attend to a window, `n` in blocks of half the tokens, and `s` keeps a state, the number
+of the last token.
 """
 
 from __future__ import annotations
 
 import random
 import zlib
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 import torch
@@ -20,7 +24,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -30,7 +40,24 @@ from kvtrie.engines.vllm.weights import combined
 from kvtrie.engines.vllm.worker import WorkerConnector
 
 SIZE, LAYERS, WORDS = 16, ("a", "b"), 300
+PAGE = 4 * SIZE  # numbers of a layer of a block of any group
+WINDOWS = {"w": 40, "n": 21}
+SIZES = {"n": SIZE // 2}
 DRAFTS = 3
+
+
+def spec_of(kind):
+    """vLLM's spec of a group of layers."""
+    plain = {"num_kv_heads": 1, "dtype": torch.float32}
+    if kind == "s":
+        return MambaSpec(
+            block_size=SIZE, shapes=((PAGE,),), dtypes=(torch.float32,), mamba_cache_mode="align"
+        )
+    size = SIZES.get(kind, SIZE)
+    shape = plain | {"block_size": size, "head_size": PAGE // (2 * size)}
+    if kind == "f":
+        return FullAttentionSpec(**shape)
+    return SlidingWindowSpec(**shape, sliding_window=WINDOWS[kind])
 
 
 def write_model(folder):
@@ -87,7 +114,7 @@ class PlayedRequest:
     """A request as the runner has it."""
 
     tokens: list
-    table: list
+    tables: list  # by group
     drafts: list = field(default_factory=list)
 
 
@@ -105,6 +132,7 @@ class Engine:
         policy: what vLLM does with requests whose load has failed.
         weights: a name of each rank's weights, as its worker digests them.
         events: whether vLLM publishes KV events.
+        kinds: the groups of layers after the first.
     """
 
     def __init__(
@@ -120,7 +148,11 @@ class Engine:
         policy="fail",
         weights=b"one",
         events=False,
+        kinds="",
     ):
+        self.groups = {"f": LAYERS} | {
+            kind: tuple(kind + each for each in LAYERS) for kind in kinds
+        }
         self.weights = [weights] * ranks
         self.draw = random.Random(seed)
         transfer = KVTransferConfig(
@@ -147,22 +179,24 @@ class Engine:
         config.scheduler_config.async_scheduling = ahead
         # The configuration of one rank of several, without the processes.
         config.parallel_config.tensor_parallel_size = ranks
-        spec = FullAttentionSpec(block_size=SIZE, num_kv_heads=1, head_size=2, dtype=torch.float32)
-        caches = KVCacheConfig(blocks, [], [KVCacheGroupSpec(list(LAYERS), spec)])
+        if "s" in kinds:
+            config.cache_config.mamba_cache_mode = "align"
+        groups = [KVCacheGroupSpec([*names], spec_of(kind)) for kind, names in self.groups.items()]
+        caches = KVCacheConfig(blocks, [], groups)
+        hash_size = min(group.kv_cache_spec.block_size for group in groups)
         hashed = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
         init_none_hash(hashed)
-        self.hasher = get_request_block_hasher(SIZE, hashed)
+        self.hasher = get_request_block_hasher(hash_size, hashed)
         self.scheduler = config.scheduler_config.get_scheduler_cls()(
             vllm_config=config,
             kv_cache_config=caches,
             structured_output_manager=StructuredOutputManager(config),
             block_size=SIZE,
-            hash_block_size=SIZE,
+            hash_block_size=hash_size,
         )
         self.ahead, self.guesses = ahead, drafts
-        self.memory = [
-            {name: torch.zeros(blocks, 2, SIZE, 1, 2) for name in LAYERS} for _ in range(ranks)
-        ]
+        self.memory = [self.tensors(blocks) for _ in range(ranks)]
+        self.received = Counter()
         self.workers = []
         for rank, tensors in enumerate(self.memory):
             worker = KvtrieConnector(config, KVConnectorRole.WORKER, caches)
@@ -185,6 +219,18 @@ class Engine:
         self.kv_scheduler = connector.scheduler
         self.requests, self.under_way, self.prompts = {}, deque(), {}
         self.right, self.wrong, self.rejected = 0, [], 0
+
+    def tensors(self, blocks):
+        """Memory of a rank: a layer of each group is in the same bytes, as in vLLM's."""
+        shared, made = [torch.zeros(blocks, PAGE) for _ in LAYERS], {}
+        for kind, names in self.groups.items():
+            for name, memory in zip(names, shared, strict=True):
+                made[name] = (
+                    [memory]
+                    if kind == "s"
+                    else memory.view(blocks, 2, SIZES.get(kind, SIZE), 1, -1)
+                )
+        return made
 
     def add(self, name, prompt, tokens, **more):
         sampling = SamplingParams(
@@ -240,23 +286,25 @@ class Engine:
         metadata = output.kv_connector_metadata
         for worker in self.workers:
             worker.handle_preemptions(metadata)
+        for memory in self.memory:
+            for name in LAYERS if output.new_block_ids_to_zero else ():
+                memory[name][output.new_block_ids_to_zero] = 0
         rows = self.rows(output)
-        bad, news = set(), None
+        bad, news, after = set(), None, not output.has_sync_kv_loads
         for worker in self.workers:
             worker.bind_connector_metadata(metadata)
-            worker.start_load_kv(None)
+            if not after:
+                worker.start_load_kv(None)
             for name in LAYERS:
                 worker.wait_for_layer_load(name)
-            bad |= worker._worker.bad_slots()
-        for name in LAYERS:
-            for rank, worker in enumerate(self.workers):
-                for played, begin, tokens in rows.values():
-                    self.compute(self.memory[rank][name], played, begin, tokens, bad)
-                if rows:
-                    worker.save_kv_layer(name, self.memory[rank][name], None)
-        failed = set(bad)  # asking has emptied the workers' sets
+            bad |= set() if len(self.groups) > 1 else worker._worker.bad_slots()
+        self.run_layers(rows, bad)
+        failed, received = set(bad), ([], set())  # asking has emptied the workers' sets
         for worker in self.workers:
+            if after:
+                worker.start_load_kv(None)
             worker.wait_for_save()
+            self.receive(worker.get_transfer_results(output.finished_req_ids), received)
             failed |= worker.get_block_ids_with_load_errors()
             mine = worker.build_connector_worker_meta()
             news = mine if news is None else news.aggregate(mine)
@@ -267,9 +315,35 @@ class Engine:
             req_id_to_index={name: at for at, name in enumerate(rows)},
             sampled_token_ids=sampled,
             kv_connector_output=KVConnectorOutput(
-                kv_connector_worker_meta=news, invalid_block_ids=failed
+                kv_connector_worker_meta=news,
+                invalid_block_ids=failed,
+                finished_recving=set(received[0]),
+                failed_recving=received[1],
             ),
         )
+
+    def receive(self, results, received):
+        """Requests whose loads have ended on every rank, and those that failed on one."""
+        received[1].update(results.failed_recving)
+        for name in results.finished_recving or ():
+            self.received[name] += 1
+            if self.received[name] == len(self.workers):
+                del self.received[name]
+                received[0].append(name)
+
+    def run_layers(self, rows, bad):
+        """Compute the layers of all ranks; a worker is told of each but of states."""
+        for at, (kind, names) in enumerate(self.groups.items()):
+            for name in names:
+                for rank, worker in enumerate(self.workers):
+                    memory = self.memory[rank][name]
+                    for played, begin, tokens in rows.values():
+                        if kind == "s":
+                            self.compute_state(memory[0], played.tables[at], begin, tokens)
+                        else:
+                            self.compute(memory, (played, at, kind), begin, tokens, bad)
+                    if rows and kind != "s":
+                        worker.save_kv_layer(name, memory, None)
 
     def rows(self, output):
         """The requests of a step: request, the first position, and all tokens with drafts."""
@@ -277,7 +351,7 @@ class Engine:
             self.requests.pop(name, None)
         for new in output.scheduled_new_reqs:
             self.requests[new.req_id] = PlayedRequest(
-                list(new.prompt_token_ids), list(new.block_ids[0])
+                list(new.prompt_token_ids), [list(each) for each in new.block_ids]
             )
         cached = output.scheduled_cached_reqs
         before = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
@@ -288,8 +362,9 @@ class Engine:
             if name in cached.all_token_ids:
                 played.tokens = list(cached.all_token_ids[name])
             if name in cached.resumed_req_ids:
-                played.table = []
-            played.table += blocks[0] if blocks else []
+                played.tables = [[] for _ in self.groups]
+            for table, given in zip(played.tables, blocks or (), strict=False):
+                table.extend(given)
         rows = {}
         for name, count in output.num_scheduled_tokens.items():
             played, drafts = self.requests[name], output.scheduled_spec_decode_tokens.get(name, [])
@@ -300,24 +375,36 @@ class Engine:
             rows[name] = played, before[name], tokens
         return rows
 
-    def compute(self, memory, played, begin, tokens, bad):
+    def compute(self, memory, where, begin, tokens, bad):
         """Read what comes before, which must be right, and write the step's own rows."""
-        numbers = marks(tokens)
-        broken = bool(bad.intersection(played.table))
-        for block in range(-(-len(tokens) // SIZE)):
-            slot, first = played.table[block], block * SIZE
-            had = min(max(begin - first, 0), SIZE)
-            wanted = torch.tensor(numbers[first : first + SIZE])
+        (played, group, kind), numbers = where, marks(tokens)
+        table, size = played.tables[group], memory.shape[2]
+        broken = bool(bad.intersection(table))
+        seen = max(0, begin - WINDOWS[kind] + 1) if kind in WINDOWS else 0
+        for block in range(seen // size, -(-len(tokens) // size)):
+            slot, first = table[block], block * size
+            had = min(max(begin - first, 0), size)
+            wanted = torch.tensor(numbers[first : first + size])
             rows = memory[slot].movedim(1, 0)  # tokens first
             if not broken:
-                assert (rows[:had] == wanted[:had, None, None, None]).all(), (played, begin, block)
-            new = wanted[had:, None, None, None].expand(-1, 2, 1, 2)
+                read = slice(max(0, seen - first), had)
+                right = rows[read] == wanted[read, None, None, None]
+                assert right.all(), (played, kind, begin, block)
+            new = wanted[had:, None, None, None].expand(-1, *rows.shape[1:])
             rows[had : len(wanted)] = -1.0 if broken else new
+
+    def compute_state(self, memory, table, begin, tokens):
+        """Go on from the state after the tokens before, in the block that vLLM reads."""
+        numbers = marks(tokens)
+        if begin:
+            found = memory[table[(begin - 1) // SIZE]]
+            assert (found == numbers[begin - 1]).all(), (begin, found[0])
+        memory[table[(len(tokens) - 1) // SIZE]] = numbers[-1]
 
     def sample(self, played, tokens, failed):
         """The tokens that a request is given, and new guesses."""
         played.drafts = []
-        if failed.intersection(played.table) or len(tokens) < len(played.tokens):
+        if failed.intersection(played.tables[0]) or len(tokens) < len(played.tokens):
             return []
         given, guessed = [], tokens[len(played.tokens) :]
         while True:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 import servers  # noqa: F401 - its settings first
-from modelfree import SIZE, WORDS, Engine, write_model
+from modelfree import LAYERS, PAGE, SIZE, WORDS, Engine, write_model
 
 
 @pytest.fixture(scope="module")
@@ -16,10 +16,14 @@ def model(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model"))
 
 
-def tiers(folder, host):
-    rows = [{"kind": "host", "blocks": host}]
+def tiers(folder, host, kinds=""):
+    block = 4 * PAGE * len(LAYERS)
+    size = block * (1 + len(kinds) + kinds.count("n"))
+    room = {"bytes": host * size} if kinds else {"blocks": host}
+    rows = [{"kind": "host", **room}]
     if folder:
-        rows.append({"kind": "disk", "blocks": 200, "path": str(folder)})
+        room = {"bytes": (1 << 22) + 200 * size} if kinds else {"blocks": 200}
+        rows.append({"kind": "disk", **room, "path": str(folder)})
     return {"tiers": rows}
 
 
@@ -72,6 +76,32 @@ def test_random_schedules(model, tmp_path, kind, blocks, deep):
         rejected += engine.rejected
     assert found > 10 * SIZE
     assert (rejected > 0) == (kind == "drafts")
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize(
+    ("kinds", "kind"),
+    [
+        *itertools.product(["w", "n", "s", "nws"], ["plain", "ahead"]),
+        ("nw", "drafts"),
+        ("nws", "ranks"),
+    ],
+)
+def test_random_schedules_of_groups(model, tmp_path, kinds, kind, deep):
+    found = 0
+    for seed in range(3):
+        folder = tmp_path / str(seed // 2) if deep else ""
+        extra = tiers(folder, 12 if deep else 30, kinds)
+        blocks = 13 * (1 + len(kinds) + kinds.count("n"))
+        more = {"policy": "recompute", "kinds": kinds, **KINDS[kind]}
+        engine = Engine(model, extra, blocks=blocks, seed=seed, **more)
+        play(engine, seed % 2)
+        engine.close()
+        assert engine.right > 15
+        assert not engine.wrong
+        tokens = engine.kv_scheduler.cache.counters.tokens
+        found += tokens["host"] + tokens["disk"]
+    assert found > 5 * SIZE
 
 
 def fail_writes(monkeypatch, first):
