@@ -109,6 +109,11 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
         groups = self._model.groups
         self._counts = MetricsExporter([group.number for group in groups])
         self._event_groups = [EventGroup.of(group, kv_cache_config) for group in groups]
+        self._block_tokens: dict[str, int] = {
+            name: group.kv_cache_spec.block_size
+            for group in kv_cache_config.kv_cache_groups
+            for name in group.layer_names
+        }
         self._hashed: str = vllm_config.cache_config.prefix_caching_hash_algo
         self._microbatched: bool = vllm_config.parallel_config.use_ubatching
 
@@ -329,12 +334,9 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
             )
             return values
 
-        sizes = {
-            name: group.kv_cache_spec.block_size
-            for group in self._kv_cache_config.kv_cache_groups
-            for name in group.layer_names
-        }
-        weights = WorkerWeights(self._vllm_config, kv_caches, self._model.blocks, sizes)
+        weights = WorkerWeights(
+            self._vllm_config, kv_caches, self._model.blocks, self._block_tokens
+        )
         self._digest = weights.digest()
         stages: list[Any] = [gather(self._digest)]
         if self._model.stages > 1:

@@ -115,9 +115,8 @@ class PageSlots:
         for moves in parts if max(self._wide) > 1 else ():
             slots = np.where(moves.src == 0, moves.src_slot, moves.dst_slot)
             inside = (moves.src == 0) | (moves.dst == 0)
-            for group, slot in zip(
-                moves.group[inside].tolist(), slots[inside].tolist(), strict=True
-            ):
+            groups: list[int] = moves.group[inside].tolist()
+            for group, slot in zip(groups, slots[inside].tolist(), strict=True):
                 if self._wide[group] > 1:
                     found.setdefault(group, {})[slot] = self._names[group].pages[slot]
         return found
