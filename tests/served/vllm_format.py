@@ -228,9 +228,9 @@ def test_blocks_of_the_first_tokens_stay_native_on_host_and_disk(
 ):
     admit, tables = SchedulerConnector.admit, []
 
-    def noting(self, request, table, loaded):
-        tables.append(list(table))
-        return admit(self, request, table, loaded)
+    def noting(self, request, by_group, loaded):
+        tables.append(list(by_group[0]))
+        return admit(self, request, by_group, loaded)
 
     monkeypatch.setattr(SchedulerConnector, "admit", noting)
     settings = host(
