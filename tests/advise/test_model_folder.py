@@ -69,6 +69,14 @@ GEMMA_4 = PLAIN | {
     "sliding_window": 64,
     "num_kv_shared_layers": 2,
 }
+# As transformers writes it.
+SAVED_GEMMA_4 = PLAIN | {
+    "model_type": "gemma4_text",
+    "head_dim": 16,
+    "sliding_window": 64,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "per_layer_config": {str(at): {"head_dim": 32, "num_key_value_heads": 1} for at in (1, 3)},
+}
 
 
 def shape(folder, config):
@@ -131,13 +139,21 @@ def state(layers, each):
                 LayerGroup((0, 1, 2, 3, 4), kind="sliding", window=64),
             ),
         ),
+        (
+            SAVED_GEMMA_4,
+            (
+                LayerGroup((1, 3), kv_heads=1, head_dim=32),
+                LayerGroup((0, 2), kind="sliding", window=64),
+            ),
+        ),
     ],
 )
 def test_layers_are_grouped_by_what_they_keep(tmp_path, config, groups):
     found = shape(tmp_path, config)
     assert found.groups == groups
-    layers = {"granitemoehybrid": 4, "nemotron_h": 5, "lfm2": 4}
-    assert found.layers == layers.get(config.get("model_type"), 8)
+    stated = (config.get(name) for name in ("layer_types", "layers_block_type"))
+    pattern = config.get("hybrid_override_pattern")
+    assert found.layers == len(next(filter(None, (*stated, pattern)), range(8)))
     assert (found.kv_heads, found.dtype, found.hidden) == (2, "bfloat16", 512)
 
 
@@ -187,6 +203,10 @@ def test_a_published_configuration_has_the_shape_of_its_name(tmp_path):
         (DELTA | {"mamba_ssm_dtype": "float7"}, "dtype of the states is one of .*'float7'"),
         (MAMBA2 | {"mamba_expand": None}, "mamba_expand of the configuration is None"),
         (PLAIN | {"ssm_cfg": {"d": 1}}, "ssm_cfg"),
+        (PLAIN | {"per_layer_config": 5}, "per_layer_config is 5, a JSON object"),
+        (PLAIN | {"per_layer_config": {"1": 5}}, "per_layer_config of layer 1 is 5"),
+        (PLAIN | {"per_layer_config": {"1": {"head_dim": 0}}}, "head_dim of the conf.* is 0"),
+        (PLAIN | {"per_layer_config": {"1": {"head_dim": 8}}}, "heads of one kind of layers"),
     ],
 )
 def test_layers_of_unknown_kind_or_size_are_refused(tmp_path, config, said):

@@ -113,7 +113,7 @@ def _groups(config: _Config, shape: ModelShape, kinds: Sequence[str]) -> tuple[L
     for group in shape.groups or (_every(shape),):
         layers = tuple(at for at in group.layers if kinds[at] not in (_STATE, _NOTHING))
         if layers:
-            heads = _global_heads(config) if group.kind == "full" else {}
+            heads = _heads(config, layers, full=group.kind == "full")
             groups.append(replace(group, layers=layers, **heads))
     states = tuple(at for at, kind in enumerate(kinds) if kind == _STATE)
     if states:
@@ -162,10 +162,33 @@ def _full_layers(config: _Config, layers: int) -> Container[int]:
     return range(step - 1, layers, step) if step else ()
 
 
+def _heads(config: _Config, layers: Sequence[int], *, full: bool) -> dict[str, int]:
+    """Heads of a group of layers, where they are not those of the model.
+
+    Raises:
+        ConfigError: heads of its layers differ.
+    """
+    if (stated := config.get("per_layer_config")) is not None:
+        own = [_layer_heads(stated, at) for at in layers]
+        if any(one != own[0] for one in own):
+            raise ConfigError(f"per_layer_config gives heads of one kind of layers as {shown(own)}")
+        return own[0]
+    return _global_heads(config) if full and config.type == "gemma4_text" else {}
+
+
+def _layer_heads(stated: object, layer: int) -> dict[str, int]:
+    if not isinstance(stated, dict):
+        raise ConfigError(f"per_layer_config is {shown(stated)}, a JSON object wanted")
+    fields = cast("dict[str, Any]", stated).get(str(layer), {})
+    if not isinstance(fields, dict):
+        raise ConfigError(f"per_layer_config of layer {layer} is {shown(fields)}")
+    own = _Config(cast("dict[str, Any]", fields))
+    names = {"kv_heads": "num_key_value_heads", "head_dim": "head_dim"}
+    return {ours: own.number(name) for ours, name in names.items() if name in own.fields}
+
+
 def _global_heads(config: _Config) -> dict[str, int]:
-    """Heads of Gemma 4's layers with full attention, which are not those of its windows."""
-    if config.type != "gemma4_text":
-        return {}
+    """Heads of Gemma 4's layers with full attention in a file of the model's authors."""
     heads = {"head_dim": 512}
     if config.get("global_head_dim") is not None:
         heads["head_dim"] = config.number("global_head_dim")
