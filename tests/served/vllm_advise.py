@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass, replace
 from itertools import islice
 
 import msgspec
 import pytest
-import servers  # noqa: F401 - its settings first
+import servers  # its settings first
 from modelfree import SIZE, WORDS, Engine
 from vllm.distributed.kv_events import (
     AllBlocksCleared,
@@ -20,9 +21,12 @@ from vllm.distributed.kv_events import (
 from vllm_schedules import model  # noqa: F401 - a fixture
 
 from kvtrie import ModelShape
+from kvtrie.advise.groups import grouping
 from kvtrie.advise.listen import listening
+from kvtrie.advise.model_folder import folder_shape
 from kvtrie.advise.predict import Setting, play
 from kvtrie.advise.rebuild import Rebuilt
+from kvtrie.advise.window import Window
 from kvtrie.advise.wire import Reader
 
 GPU = 64
@@ -139,6 +143,63 @@ def test_predictions_are_what_servers_find(model, make):  # noqa: F811
         real, guess = share_found(found, workload), predicted(batches, workload, host, policy)
         assert real > 0.05
         assert abs(real - guess) <= 0.02
+
+
+def asked_thrice(server, tokens, publisher=None):
+    """Ask six prompts three times; returns the share of their tokens found the last time."""
+    found = []
+    for turn in range(18):
+        if publisher is not None:
+            publisher.now = 60.0 * turn
+        server.answers([servers.prompt(turn % 6, tokens + turn % 6)], tokens=1)
+        found.append(server.found)
+        if publisher is None:
+            server.settle()
+    return sum(found[12:]) / sum(tokens + seed for seed in range(6))
+
+
+@pytest.mark.parametrize(
+    ("make", "tokens", "border", "more"),
+    [
+        (servers.tiny_gemma, 300, 32, {"blocks": 44}),
+        (servers.tiny_gemma4, 500, 64, {"blocks": 60}),
+        (servers.tiny_qwen, 1500, 640, {"blocks": 24, **servers.STATES}),
+    ],
+)
+def test_a_hybrid_server_finds_what_its_events_and_folder_predict(
+    tmp_path, make, tokens, border, more
+):
+    folder = tmp_path / "model"
+    path = make(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["dtype"] = more.get("dtype", "float32")  # as the server keeps KV
+    (folder / "config.json").write_text(json.dumps(config))
+    events = {"enable_kv_cache_events": True, "publisher": "null"}
+    with servers.serve(path, kv_events_config=events, **more) as server:
+        publisher = server.core.scheduler.kv_event_publisher = Publisher()
+        alone = asked_thrice(server, tokens, publisher)
+        (size,) = {one.size for one in server.core.scheduler.kv_cache_config.kv_cache_tensors}
+    window = Window()
+    window.add_all(publisher.batches)
+    played = grouping(folder_shape(folder), window.groups, window.rebuilt.size)
+    assert (played.block_tokens, played.page * more["blocks"]) == (border, size)
+    setting = Setting(size, 2**30, policy="lru")
+    guess = play(
+        played.requests(window.rebuilt.requests()),
+        setting,
+        model=played.model,
+        block_tokens=border,
+        since=0,
+        resume=played.resume,
+    )
+    last = guess.found[12:].sum() / sum(tokens + seed for seed in range(6))
+    host = {"tiers": [{"kind": "host", "bytes": 2**30}]}
+    with servers.serve(path, host, **more) as server:
+        real = asked_thrice(server, tokens)
+    assert len(guess.found) == 18
+    assert alone < 0.1
+    assert real > 0.7
+    assert abs(real - last) < 0.02
 
 
 def test_a_listener_reads_vllms_publisher(tmp_path):
