@@ -134,23 +134,42 @@ fn a_lease_keeps_the_slot_that_it_was_promised_although_the_store_before_it_fail
     }
 }
 
-#[test]
-fn a_block_after_a_lost_one_leaves_while_the_block_between_the_two_still_moves() {
+/// Three blocks of which the first is lost while the second is on its way to the host; that move.
+fn after_a_lost_block(path: &[u32]) -> (Rig, MoveId) {
     let tiers = vec![tier(Kind::Gpu, 2), tier(Kind::Host, 2), tier(Kind::Disk, 4)];
     let mut rig = Rig::new(settings(tiers));
-    let path = tokens(1, 3);
     rig.serve(&path[..2 * SIZE]);
-    let (scope, tier) = (Scope::default(), HOST);
-    let mark = Mark { tokens: &path, scope, tier, present: true, ready: None, first: None };
-    rig.call(|manager, now| manager.mark_behind(&mark, 2, now)).unwrap();
+    rig.call(|manager, now| manager.mark_behind(&on_host(path), 2, now)).unwrap();
     // The last block makes room on the host for the first one.
     rig.acquire(&tokens(2, 2));
     let moves = rig.hand_out();
     let [last, between] = [DISK, HOST].map(|dst| moves.iter().find(|m| m.dst == dst).unwrap());
     assert!(moves.len() == 3 && between.after == 0, "{moves:?}");
     rig.fail(last.id);
+    (rig, between.id)
+}
+
+fn on_host(tokens: &[u32]) -> Mark<'_> {
+    let (scope, tier) = (Scope::default(), HOST);
+    Mark { tokens, scope, tier, present: true, ready: None, first: None }
+}
+
+#[test]
+fn a_block_after_a_lost_one_leaves_while_the_block_between_the_two_still_moves() {
+    let path = tokens(1, 3);
+    let (mut rig, between) = after_a_lost_block(&path);
     assert_eq!((rig.matched(&path), rig.manager.occupancy(HOST).free), (0, 1));
-    rig.done(between.id);
+    rig.done(between);
+    assert_eq!(rig.manager.occupancy(HOST).free, 2);
+}
+
+#[test]
+fn no_block_is_marked_after_a_lost_one() {
+    let path = tokens(1, 3);
+    let (mut rig, between) = after_a_lost_block(&path);
+    let refused = rig.call(|manager, now| manager.mark_behind(&on_host(&path), 2, now));
+    assert!(refused.unwrap_err().to_string().contains("2 blocks are to be cached, 0 are"));
+    rig.done(between);
     assert_eq!(rig.manager.occupancy(HOST).free, 2);
 }
 
