@@ -5,6 +5,7 @@ import threading
 import time
 from contextlib import suppress
 
+import numpy as np
 import pytest
 from tests.engines.vllm_engine import SIZE, Engine, play
 
@@ -29,6 +30,8 @@ def serve(folder, prompts=PROMPTS, *, ranks=1, host=24, settings=None, **more):
     store = {"path": url_of(folder)} | (settings or {})
     engine = Engine("", ranks, 0, 0, host, store=store, **more)
     engine.whole = True
+    if engine.kinds:
+        engine.some = lambda left, had=0: min(left, SIZE - had % SIZE)  # steps that end at borders
     for at, each in enumerate(prompts):
         engine.add(str(at), each, 1)
         engine.drain()
@@ -64,6 +67,54 @@ def test_random_schedules_over_a_shared_store(tmp_path, ranks, more, ahead):
         assert engine.served > 0
         found += engine.scheduler.cache.counters.tokens["remote"]
     assert found > 0
+
+
+@pytest.mark.parametrize("kinds", ["w", "s", "ws"])
+@pytest.mark.parametrize(
+    ("ranks", "stages", "disk"), [(1, 1, False), (2, 1, False), (1, 2, False), (1, 1, True)]
+)
+def test_random_schedules_of_windows_and_states_over_a_shared_store(
+    tmp_path, kinds, ranks, stages, disk
+):
+    found = 0
+    for at, seed in enumerate((0, 1, 0)):
+        folder = tmp_path / f"disk{at}" if disk else ""
+        more = {"store": url_of(tmp_path), "kinds": kinds, "stages": stages}
+        engine = Engine(folder, ranks, at % 2, seed, **more)
+        play(engine, 14, seed)
+        engine.close()
+        assert engine.failed == 0
+        assert engine.served > 0
+        found += engine.scheduler.cache.counters.tokens["remote"]
+    assert found > 0
+
+
+def value_of(folder, storage, key):
+    """The file of a value of a storage."""
+    name = storage.form.names(key).tobytes().hex()
+    return folder / "kv" / name[:2] / name[2:]
+
+
+def remove_value(folder, engine, group, block, rank=0):
+    """Remove the value of a group of a block of the first prompt."""
+    key = engine.scheduler.manager.keys(PROMPTS[0])[block : block + 1]
+    value_of(folder, engine.workers[rank].remote.storage.groups[group], key).unlink()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_border_counts_when_every_group_has_its_part(tmp_path, ranks):
+    one = serve(tmp_path, ranks=ranks, kinds="ws")
+    assert one.scheduler.cache.counters.tokens["remote"] == 0
+    two = serve(tmp_path, ranks=ranks, kinds="ws")
+    assert two.scheduler.cache.counters.tokens["remote"] == two.found == FULL
+    for group, block, found in ((2, 2, 2 * SIZE), (1, 1, SIZE), (0, 0, 0)):
+        # The state of the last border; a window of the two last ones; a block of all tokens.
+        remove_value(tmp_path, one, group, block, ranks - 1)
+        three = serve(tmp_path, PROMPTS[:1], ranks=ranks, kinds="ws")
+        assert three.found == found
+        close(three)
+        assert len(values(tmp_path)) == 3 * 3 * 3 * ranks  # written again
+    close(one, two)
 
 
 def test_a_disk_is_between_host_memory_and_the_store(tmp_path):
@@ -103,6 +154,31 @@ def test_values_that_vanish_or_are_damaged_are_misses(tmp_path):
     assert lost > 0
 
 
+def test_values_of_groups_that_are_lost_once_they_were_found_are_misses(tmp_path, monkeypatch):
+    draw, read, lost, found = random.Random(0), RemoteStorage.read_many, 0, 0
+
+    def read_damaged(storage, blocks, **more):
+        for key, *_ in blocks:
+            file = value_of(tmp_path, storage, np.frombuffer(key, np.uint8).reshape(1, 32))
+            with suppress(FileNotFoundError):  # the server has removed it
+                if draw.random() < 0.1:
+                    file.unlink()
+                elif draw.random() < 0.1:
+                    file.write_bytes(file.read_bytes()[::-1])
+        return read(storage, blocks, **more)
+
+    monkeypatch.setattr(RemoteStorage, "read_many", read_damaged)
+    for seed in (0, 1, 0, 1):
+        engine = Engine("", 2, seed % 2, seed, store=url_of(tmp_path), kinds="ws")
+        play(engine, 10, seed)
+        engine.close()
+        assert engine.failed == 0
+        lost += sum(engine.scheduler.cache.counters.lost[f"store get: {why}"] for why in WHYS)
+        found += engine.scheduler.cache.counters.tokens["remote"]
+    assert lost > 0
+    assert found > 0
+
+
 WHYS = ("missing", "damaged")
 
 
@@ -133,7 +209,7 @@ def test_a_reset_drops_beliefs_and_deletes_nothing_in_the_store(tmp_path):
     engine.scheduler.reset()
     engine.drain()
     storages = [worker.remote.storage for worker in engine.workers]
-    storages += [storage for storage, _ in engine.scheduler.cache.store._parts]
+    storages += [*engine.scheduler.cache.store._storages()]
     assert all(not len(storage._beliefs) for storage in storages)
     assert engine.scheduler.manager.stats().blocks == 0
     assert [(file, file.read_bytes()) for file in values(tmp_path)] == before
@@ -169,9 +245,7 @@ def test_latent_kv_of_two_ranks_is_written_once(tmp_path, alike, parts):
 
 def test_a_block_counts_when_every_rank_has_its_part(tmp_path):
     one = serve(tmp_path, PROMPTS[:1], ranks=2)
-    form = one.workers[1].remote.storage.form
-    keys = one.scheduler.manager.keys(PROMPTS[0])
-    (tmp_path / "kv" / (name := form.names(keys[1:2]).tobytes().hex())[:2] / name[2:]).unlink()
+    remove_value(tmp_path, one, 0, 1, 1)
     two = serve(tmp_path, PROMPTS[:1], ranks=2)
     assert two.found == SIZE
     close(one, two)

@@ -114,6 +114,32 @@ def test_states_come_back_bit_for_bit(qwen, tmp_path, tier):
         server.check()
 
 
+@pytest.mark.parametrize("kind", ["gemma", "gemma4", "qwen"])
+def test_another_server_finds_all_groups_in_a_shared_store(kind, tmp_path, request):
+    """Compared with vLLM's own hit at the same border."""
+    model, more = request.getfixturevalue(kind), STATES if kind == "qwen" else {}
+    extra = hybrid()
+    extra["tiers"].append({"kind": "remote", "path": f"folder:{tmp_path / 'kv'}"})
+    extra |= {"deadline_s": 60.0, "lookup_s": 60.0}
+    with serve(model, extra, **more) as server:
+        block, own = server.core.scheduler.block_size, []
+        cases = borders(block, (1, 3))
+        prompts = [prompt(seed, length) for seed, (length, _) in enumerate(cases)]
+        for each in prompts:
+            server.answers([each])
+            own += server.answers([each], tokens=20)
+            server.settle()
+        assert server.kv_scheduler.cache.counters.tokens["remote"] == 0
+    with serve(model, extra, **more) as server:
+        for each, right, (_, found) in zip(prompts, own, cases, strict=True):
+            same(server.answers([each], tokens=20), [right])
+            assert server.found == found
+            server.settle()
+        tokens = server.kv_scheduler.cache.counters.tokens
+        assert tokens["remote"] == sum(found for _, found in cases)
+        server.check()
+
+
 @pytest.mark.parametrize("kind", ["gemma", "gemma4", "wide_windows"])
 def test_host_hits_after_a_shared_prefix_are_never_zero(kind, request):
     model = request.getfixturevalue(kind)

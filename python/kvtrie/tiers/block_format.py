@@ -67,20 +67,22 @@ class BlockFormat:
 
     @classmethod
     def of_group(
-        cls, model: ModelShape, group: int, block_tokens: int, layout: Layout | None
+        cls, model: ModelShape, group: int | None, block_tokens: int, layout: Layout | None
     ) -> BlockFormat:
         """Return the format of a group of layers; a state is a row of bytes per layer.
 
         Args:
             model: the shape whose KV is kept; sizes are those of one rank.
-            group: which of its groups.
+            group: which of its groups; None for all layers, which are one group.
             block_tokens: tokens of a block.
             layout: that of the tier; None is the model's own.
 
         Raises:
-            ConfigError: states whose bytes do not divide among their layers, or a layout that
-                groups cannot have.
+            ConfigError: as `of`; states whose bytes do not divide among their layers, or a layout
+                that groups cannot have.
         """
+        if group is None:
+            return cls.of(model, layout, block_tokens)
         one, layout = model.groups[group], group_layout(model, group, layout)
         layers = len(one.layers)
         if one.state_bytes is None:

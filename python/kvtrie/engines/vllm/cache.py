@@ -28,6 +28,7 @@ from kvtrie.engines.vllm.restored import (
 )
 from kvtrie.engines.vllm.store_client import StoreClient
 from kvtrie.engines.vllm.store_moves import StoreMoves
+from kvtrie.model.group_pages import GroupPages
 from kvtrie.transfer.dispatch import Dispatch
 from kvtrie.transfer.remote_stores import write_limit
 from kvtrie.transfer.used_blocks import UsedBlocks
@@ -157,8 +158,10 @@ def _most_writes(model: ServedModel, tiers: Sequence[Tier]) -> int:
 
     They are those of `write_limit` or of an eighth of host memory, which is what a worker begins.
     """
-    block = model.shape.block_bytes(model.block_tokens)
+    blocks, block = tiers[HOST].blocks or 0, model.shape.block_bytes(model.block_tokens)
+    if model.resume is not None:
+        pages = GroupPages.of(model.shape, tiers[HOST], model.block_tokens)
+        block = max(pages.slots)
+        blocks = pages.bytes // block
     remote = [tier for tier in tiers if tier.kind == "remote"]
-    return max(
-        [1, *(write_limit(tier, tiers[HOST].blocks or 0, block) // block for tier in remote)]
-    )
+    return max([1, *(write_limit(tier, blocks, block) // block for tier in remote)])

@@ -45,7 +45,8 @@ class Matching:
         self._disk, self._remote = cache.disk, cache.remote
         self._prefetcher: Prefetcher | None = None
         if cache.store is not None:
-            self._prefetcher = Prefetcher(cache.manager, cache.store.find, cache.clock)
+            store = cache.store
+            self._prefetcher = Prefetcher(cache.manager, store.find, cache.clock, store.answers)
 
     def match(self, request: Request, local: int) -> int | None:
         """Return the tokens after vLLM's own hit in host memory; None: ask again next step.
@@ -181,7 +182,7 @@ class Matching:
             return _THERE if whole else _COMING
         if self._remote is None:
             return _DEEPER
-        tiers = {copy.tier for copy in block.copies}
+        tiers = {copy.tier for copy in block.copies if copy.group == 0}
         return _STORED if self._remote in tiers <= {0, self._remote} else _DEEPER
 
     def _usable(self, waiting: WaitingRequest, states: list[str], first: int) -> int:

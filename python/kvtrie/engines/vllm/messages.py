@@ -109,7 +109,8 @@ class Opened:
         pinned: whether its host memory is locked.
         kept_rows: as `rows`, of its host memory; None without `keep`, and for ranks that share the
             memory of another one.
-        names: the fields that form names of the rank's values in a shared store; None without one.
+        names: the fields that form names of the rank's values in a shared store, by group of
+            layers; None without a store.
     """
 
     rooms: list[int]
@@ -119,4 +120,4 @@ class Opened:
     others: int = 0
     pinned: bool = False
     kept_rows: list[IndexRow] | None = None
-    names: ValueNames | None = None
+    names: tuple[ValueNames, ...] | None = None

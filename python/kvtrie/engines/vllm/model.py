@@ -174,7 +174,6 @@ class ServedModel:
         named = [
             *(["native_first"] if settings.native_first else []),
             *(f"keep {tier.keep!r}" for tier in tiers if tier.keep is not None),
-            *("a remote tier" for tier in tiers if tier.kind == "remote"),
         ]
         if named:
             raise ConfigError(

@@ -1,7 +1,8 @@
 """The storage of one rank in a shared store, and the blocks that the store did not take or return.
 
-Each tensor-parallel rank and pipeline stage has its own part of a block. Latent KV is equal on the
-tensor-parallel ranks of a stage: the first of them writes it, all read it.
+Each tensor-parallel rank and pipeline stage has its own part of a block, and of several groups of
+layers a value for each. Latent KV is equal on the tensor-parallel ranks of a stage: the first of
+them writes it, all read it.
 Invariant: two parts of a block, and parts of two divisions, have different names. Cost: none per
 step without losses.
 """
@@ -9,6 +10,7 @@ step without losses.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvtrie.tiers import BlockFormat
@@ -30,32 +32,39 @@ class RankStore:
     Args:
         tier: the remote tier.
         model: the KV that is served.
-        layout: the layout of the rank's host memory.
+        layout: the layout of the rank's host memory; None is the model's own.
         rank: the rank, of all that hold a part of the KV.
 
     Attributes:
         storage: the storage.
-        names: the fields that form names of the rank's values.
+        names: the fields that form names of the rank's values, by group of layers.
         writes: whether this rank writes blocks.
 
     Raises:
         ConfigError: a store or secret that cannot be opened.
     """
 
-    def __init__(self, tier: Tier, model: ServedModel, layout: Layout, rank: int) -> None:
-        form = BlockFormat.of(model.shape, layout, model.block_tokens)
-        wide = model.shape.tp
+    def __init__(self, tier: Tier, model: ServedModel, layout: Layout | None, rank: int) -> None:
+        shape, size, wide = model.shape, model.block_tokens, model.shape.tp
         part = (rank // wide, model.stages) if model.alike else (rank, model.ranks)
-        self.names = ValueNames.of(form, *part)
+        apart = model.resume is not None
+        self.names = tuple(
+            ValueNames.of(
+                BlockFormat.of_group(shape, group, size, layout),
+                *part,
+                group=group,
+                block_tokens=size,
+            )
+            for group in (range(len(model.groups)) if apart else (None,))
+        )
         self.writes = not model.alike or rank % wide == 0
-        self.storage = RemoteStorage(
-            tier.path or "",
-            model.shape,
-            model.block_tokens,
-            layout=layout,
-            form=self.names.format(read_secret(tier.secret_file)),
-            trust_s=tier.trust_s,
-            lookup=tier.lookup,
+        secret = read_secret(tier.secret_file)
+        self.storage = RemoteStorage.of_tier(
+            shape,
+            replace(tier, layout=layout),
+            size,
+            apart=apart,
+            forms=[names.format(secret) for names in self.names],
         )
         self._before: Counter[str] = Counter()
 

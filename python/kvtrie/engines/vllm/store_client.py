@@ -1,8 +1,9 @@
 """StoreClient: the parts of all ranks in a shared store, which the scheduler asks for.
 
 It only asks whether blocks are there; the workers read and write them.
-Invariant: a block counts when the store has the parts of all ranks. Cost: a hash per block and
-rank, and a round trip for those of which nothing is known.
+With several groups of layers a block has a value for each of them.
+Invariant: a block of a group counts when the store has the parts of all ranks. Cost: a hash per
+block, group and rank, and a round trip for those of which nothing is known.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from kvtrie.tiers.remote import Found, RemoteStorage
 from kvtrie.tiers.remote.open import read_secret
+from kvtrie.tiers.remote.search import least
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Self
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Self, TypeAlias
 
     import numpy as np
     from numpy.typing import NDArray
@@ -23,6 +25,11 @@ if TYPE_CHECKING:
     from kvtrie.engines.vllm.messages import Opened
     from kvtrie.engines.vllm.model import ServedModel
     from kvtrie.engines.vllm.settings import Settings
+    from kvtrie.settings.tier import Tier
+    from kvtrie.tiers.remote.form import ValueNames
+    from kvtrie.tiers.remote.search import Answer
+
+    _Parts: TypeAlias = list[tuple[RemoteStorage, list[ValueFormat]]]
 
 __all__ = ["StoreClient"]
 
@@ -31,11 +38,12 @@ class StoreClient:
     """The storages of one store.
 
     Args:
-        parts: storages, each with the formats of the ranks whose values have its length.
+        groups: by group of layers its storages, each with the formats of the ranks whose values
+            have its length.
     """
 
-    def __init__(self, parts: Sequence[tuple[RemoteStorage, list[ValueFormat]]]) -> None:
-        self._parts = parts
+    def __init__(self, groups: Sequence[_Parts]) -> None:
+        self._groups = groups
 
     @classmethod
     def of_server(
@@ -53,29 +61,18 @@ class StoreClient:
         tier = settings.tiers[-1] if settings.tiers else None
         if tier is None or tier.kind != "remote" or tier.lookup == "local":
             return None
-        secret = read_secret(tier.secret_file)
-        forms: dict[tuple[int, int], list[ValueFormat]] = {}
-        for names in sorted({each.names for each in opened.values() if each.names is not None}):
-            forms.setdefault((names.layers, names.layer_bytes), []).append(names.format(secret))
-        parts = [
-            (
-                RemoteStorage(
-                    tier.path or "",
-                    model.shape,
-                    model.block_tokens,
-                    form=same[0],
-                    trust_s=tier.trust_s,
-                    clock=clock,
-                ),
-                same,
-            )
-            for same in forms.values()
-        ]
-        return cls(parts)
+        ranks = {each.names for each in opened.values() if each.names is not None}
+        apart = model.resume is not None
+        return cls(
+            [
+                _parts(tier, model, group if apart else None, names, clock)
+                for group, names in enumerate(zip(*ranks, strict=True))
+            ]
+        )
 
     def find(self, keys: NDArray[np.uint8], deadline: int) -> Found:
-        """Return the leading blocks that the store has, as `RemoteStorage.find`."""
-        answers = [storage.find(keys, deadline, forms) for storage, forms in self._parts]
+        """Return the leading blocks that the store has in the first group of layers."""
+        answers = [storage.find(keys, deadline, forms) for storage, forms in self._groups[0]]
         return Found(
             min(each.blocks for each in answers),
             sum(each.queried for each in answers),
@@ -83,17 +80,59 @@ class StoreClient:
             sum(each.late for each in answers),
         )
 
-    def refute(self, keys: Sequence[bytes]) -> None:
-        """Note that blocks could not be read: they are not asked for again for a while."""
-        for storage, forms in self._parts:
-            storage.refute(keys, forms)
+    def answers(self, group: int, keys: NDArray[np.uint8], deadline: int) -> list[Answer]:
+        """Return what the store says of blocks of a group, as `RemoteStorage.answers`."""
+        parts = (storage.answers(keys, deadline, forms) for storage, forms in self._groups[group])
+        return [least(each) for each in zip(*parts, strict=True)]
+
+    def refute(self, blocks: Iterable[tuple[int, bytes]]) -> None:
+        """Note that blocks could not be read: they are not asked for again for a while.
+
+        Args:
+            blocks: their groups and keys.
+        """
+        for group, key in blocks:
+            for storage, forms in self._groups[group]:
+                storage.refute([key], forms)
 
     def forget(self) -> None:
         """Drop all beliefs; the store keeps its blocks."""
-        for storage, _ in self._parts:
+        for storage in self._storages():
             storage.forget()
 
     def close(self) -> None:
         """Give the connections back."""
-        for storage, _ in self._parts:
+        for storage in self._storages():
             storage.close()
+
+    def _storages(self) -> list[RemoteStorage]:
+        return [storage for parts in self._groups for storage, _ in parts]
+
+
+def _parts(
+    tier: Tier,
+    model: ServedModel,
+    group: int | None,
+    names: Iterable[ValueNames],
+    clock: Callable[[], int],
+) -> _Parts:
+    """The storages of a group of layers, for the names of all ranks; None is the only group."""
+    secret = read_secret(tier.secret_file)
+    forms: dict[tuple[int, int], list[ValueFormat]] = {}
+    for each in sorted(set(names)):
+        forms.setdefault((each.layers, each.layer_bytes), []).append(each.format(secret))
+    return [
+        (
+            RemoteStorage(
+                tier.path or "",
+                model.shape,
+                model.block_tokens,
+                form=same[0],
+                trust_s=tier.trust_s,
+                clock=clock,
+                group=group,
+            ),
+            same,
+        )
+        for same in forms.values()
+    ]

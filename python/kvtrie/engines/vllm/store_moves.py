@@ -46,7 +46,7 @@ class StoreMoves:
     ) -> None:
         self._manager, self.dispatch, self._tier, self._most = manager, dispatch, tier, most
         self._early: list[Moves] = []
-        self._loads: dict[int, bytes] = {}
+        self._loads: dict[int, tuple[int, bytes]] = {}  # the groups and keys of their blocks
         self._stores: set[int] = set()
         self._dropped = 0
 
@@ -71,7 +71,7 @@ class StoreMoves:
         before, self._dropped = self._dropped, self._manager.shared_stores[1]
         return self._dropped - before
 
-    def reported(self, ids: Iterable[int], failed: Iterable[int]) -> list[bytes]:
+    def reported(self, ids: Iterable[int], failed: Iterable[int]) -> list[tuple[int, bytes]]:
         """Note moves of which a rank has reported something.
 
         Args:
@@ -79,12 +79,12 @@ class StoreMoves:
             failed: those that have failed.
 
         Returns:
-            The keys of blocks whose loads from the store have failed.
+            The groups and keys of blocks whose loads from the store have failed.
         """
         if not self._loads and not self._stores:
             return []
-        keys = (self._loads.pop(ident, None) for ident in failed)
-        lost = [key for key in keys if key is not None]
+        blocks = (self._loads.pop(ident, None) for ident in failed)
+        lost = [block for block in blocks if block is not None]
         for ident in ids:
             if not self.dispatch.is_open(ident):
                 self._loads.pop(ident, None)
@@ -113,7 +113,8 @@ class StoreMoves:
         if rows.any():
             loads = part[rows]
             keys = (key.tobytes() for key in loads.key)
-            self._loads.update(zip(loads.id.tolist(), keys, strict=True))
+            blocks = zip(loads.group.tolist(), keys, strict=True)
+            self._loads.update(zip(loads.id.tolist(), blocks, strict=True))
         rows = part.dst == tier
         if rows.any():
             self._stores.update(part.id[rows].tolist())

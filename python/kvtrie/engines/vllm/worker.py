@@ -368,7 +368,8 @@ def _open_below(
     # A disk comes last: a smaller budget frees blocks as soon as it is opened.
     for tier, room in sorted(tiers, key=lambda row: row[0].kind == "disk"):
         if tier.kind != "disk":
-            remote = RankStore(tier, model, host.layout, rank)
+            layout = host.layout if model.resume is None else tier.layout
+            remote = RankStore(tier, model, layout, rank)
             continue
         try:
             disk = _disk(tier, room, model, host, rank, wall=wall)

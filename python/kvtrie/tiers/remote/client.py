@@ -18,7 +18,7 @@ from kvtrie.tiers.remote.beliefs import Beliefs
 from kvtrie.tiers.remote.counts import Counts
 from kvtrie.tiers.remote.guarded import GuardedStore
 from kvtrie.tiers.remote.protocol import Result
-from kvtrie.tiers.remote.search import known_blocks, search
+from kvtrie.tiers.remote.search import known_blocks, least, search
 from kvtrie.tiers.remote.values import get_values, put_values
 
 if TYPE_CHECKING:
@@ -210,8 +210,7 @@ class RemoteClient:
             known = self._ask([name for name in names if kinds[name] == "unknown"], deadline)
             for name in names:
                 known.setdefault(name, "refuted" if kinds[name] == "refuted" else "ok")
-        order: tuple[Answer, ...] = ("late", "refuted", "missing", "ok")
-        return [order[min(order.index(known[name]) for name in row)] for row in rows]
+        return [least(known[name] for name in row) for row in rows]
 
     def refute(self, keys: Sequence[bytes], forms: Sequence[ValueFormat] | None = None) -> None:
         """Note that blocks, which another process of the server read, could not be read.

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
     from kvtrie.tiers.remote.beliefs import Beliefs
 
-__all__ = ["Answer", "Found", "known_blocks", "search"]
+__all__ = ["Answer", "Found", "known_blocks", "least", "search"]
 
 Answer: TypeAlias = Literal["ok", "missing", "refuted", "late"]
 
+_LEAST_FIRST: tuple[Answer, ...] = ("late", "refuted", "missing", "ok")
 _FIRST_BATCH = 64  # blocks of the first question; most prompts differ early
 _MOST_BATCH = 1024
 
@@ -68,6 +69,11 @@ def search(
             break
         size = min(2 * size, _MOST_BATCH)
     return Found(blocks, queried, refuted, late)
+
+
+def least(answers: Iterable[Answer]) -> Answer:
+    """Return the answer about a block, of those about its parts, of which it needs all."""
+    return min(answers, key=_LEAST_FIRST.index)
 
 
 def known_blocks(rows: Sequence[Sequence[bytes]], beliefs: Beliefs) -> Found:

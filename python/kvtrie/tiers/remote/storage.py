@@ -24,7 +24,7 @@ from kvtrie.tiers.remote.open import read_secret
 from kvtrie.tiers.remote.url import RemoteUrl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Self
 
     from kvtrie._kvtrie import ValueFormat
@@ -88,11 +88,7 @@ class RemoteStorage(RemoteClient):
     ) -> None:
         url = url if isinstance(url, RemoteUrl) else RemoteUrl.parse("a remote URL", url)
         require_fingerprint(model, f"the remote store {url}")
-        self.block_format = (
-            BlockFormat.of(model, layout, block_tokens)
-            if group is None
-            else BlockFormat.of_group(model, group, block_tokens, layout)
-        )
+        self.block_format = BlockFormat.of_group(model, group, block_tokens, layout)
         form = form or value_format(
             model,
             self.block_format,
@@ -128,6 +124,7 @@ class RemoteStorage(RemoteClient):
         rank: int = 0,
         ranks: int = 1,
         apart: bool = False,
+        forms: Sequence[ValueFormat] | None = None,
     ) -> Self:
         """The storage that a tier asks for.
 
@@ -138,6 +135,7 @@ class RemoteStorage(RemoteClient):
             rank: the tensor-parallel rank whose part of the KV this is.
             ranks: how many there are.
             apart: whether the groups of the model's layers are kept apart.
+            forms: names and checksums by group, if they are not those of `rank` of `ranks`.
 
         Raises:
             ConfigError: a tier without a path, or with layer slots; as of the class.
@@ -164,6 +162,7 @@ class RemoteStorage(RemoteClient):
                     secret=secret,
                     trust_s=tier.trust_s,
                     lookup=tier.lookup,
+                    form=None if forms is None else forms[group or 0],
                     group=group,
                     rest=parts[-1] if parts else None,
                 )
