@@ -73,6 +73,57 @@ def test_servers_that_follow_each_other_read_the_right_bytes(path, tmp_path, sta
     assert found > 500
 
 
+@pytest.mark.parametrize("kinds", ["w", "s", "ws"])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_windows_and_states_of_an_earlier_server_are_found(path, tmp_path, kinds, ahead):
+    found = 0
+    for seed in range(4):
+        engine = kept_engine(
+            path, folder=tmp_path if seed % 2 else "", host=9, seed=seed, kinds=kinds
+        )
+        engine.ahead = ahead
+        before = bool(engine.scheduler.cache.proofs)
+        assert before == (seed > 0)
+        play(engine, 20, seed=seed % 2)
+        engine.close()
+        found += engine.found
+        assert engine.failed == 0
+        assert not engine.scheduler.cache.counters.lost["an unexpected error"]
+    assert found > 100
+
+
+@pytest.mark.parametrize(("kinds", "group"), [("w", 0), ("w", 1), ("s", 1), ("ws", 2)])
+def test_a_damaged_window_or_state_is_a_miss(path, kinds, group):
+    prompt = [*range(1, 3 * SIZE + 1), 1]  # a state is kept where a step ends
+    engine = kept_engine(path, kinds=kinds)
+    engine.whole = True
+    assert ask(engine, [prompt[: 3 * SIZE]]) == 0
+    assert ask(engine, [prompt]) > 0
+    part = engine.workers[0].host.groups[group]
+    sequence = np.array(prompt, np.uint32)
+    slots = [
+        copy.slot
+        for block in engine.scheduler.manager.lookup(sequence, now=10**18, keep=1).blocks
+        for copy in block.copies
+        if (copy.tier, copy.group) == (1, group)
+    ]
+    places = [int(part.slots.rows(part.units(slot, 0, 1), 1)[0]) for slot in slots]
+    engine.close()
+    assert places
+    pool = path.with_name(f"{path.name}-pages")
+    for place in places:
+        flip(pool, place + 5)
+    engine = kept_engine(path, kinds=kinds)
+    engine.whole = True
+    assert ask(engine, [prompt]) == 0
+    assert engine.scheduler.cache.proofs.damaged > 0
+    assert (engine.late, engine.failed) == (0, 0)
+    # A block of the first group is stored again once it has left.
+    ask(engine, [prompt[: 3 * SIZE]])
+    assert (ask(engine, [prompt]) > 0) == (group > 0)
+    engine.close()
+
+
 def test_stores_are_sealed_while_the_server_runs(path):
     engine = kept_engine(path)
     ask(engine)

@@ -47,6 +47,30 @@ def kept(path, **more):
     return {"tiers": [{"kind": "host", "blocks": BLOCKS, "keep": str(path), **more}]}
 
 
+@pytest.mark.parametrize(
+    ("made", "more"), [(servers.tiny_gemma, {}), (servers.tiny_qwen, servers.STATES)]
+)
+def test_the_next_server_finds_windows_and_states(tmp_path, path, made, more):
+    folder, prompts = made(tmp_path), [prompt(seed, 1300 if more else 200) for seed in range(3)]
+    extra = {"tiers": [{"kind": "host", "bytes": "64MB", "keep": str(path)}]}
+    right = []
+    with serve(folder, extra, **more) as server:
+        whole = (len(prompts[0]) - 1) // server.core.scheduler.block_size
+        for each in prompts:
+            server.answers([each])
+            server.settle()
+            server.forget()
+            right += server.answers([each], tokens=20)
+            server.settle()
+    for _ in range(2):
+        with serve(folder, extra, **more) as server:
+            for each, wanted in zip(prompts, right, strict=True):
+                assert server.answers([each], tokens=20) == [wanted]
+                assert server.found == whole * server.core.scheduler.block_size
+                server.settle()
+            server.check()
+
+
 def sealed(path, count):
     """Wait until blocks are sealed; their number."""
     until = time.monotonic() + 60

@@ -126,9 +126,8 @@ class ServedCache:
         lasting = [HOST] * kept + [DISK] * (self.disk is not None)
         self.used = {tier: UsedBlocks(self.manager, tier) for tier in lasting}
         left = {tier: on_every_rank(rows[tier]) for tier in lasting}
-        load_indexes(self.manager, left, now := clock())
-        restored = self.manager.index(HOST, now=now) if kept else Index()
-        self.proofs = Proofs(restored, len(opened))
+        load_indexes(self.manager, left, clock())
+        self.proofs = Proofs(left[HOST] if kept else Index(), len(opened))
         dispatch = Dispatch(self.manager, len(opened))
         self.moves = StoreMoves(self.manager, dispatch, self.remote, _most_writes(model, tiers))
         self.identity = Identity({rank: one.weights for rank, one in opened.items()}, model.blocks)

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     import torch
+    from numpy.typing import NDArray
 
     from kvtrie import Moves
-    from kvtrie.engines.vllm.messages import StepNews
+    from kvtrie.engines.vllm.messages import Place, StepNews
     from kvtrie.engines.vllm.model import ServedModel
     from kvtrie.engines.vllm.replicated import ReplicatedRanks
     from kvtrie.engines.vllm.shared_memory import SharedMemory
@@ -82,9 +83,14 @@ def open_host(
     """
     size, memory = model.block_tokens, None
     if model.resume is not None:
-        own = model.budget(tier, blocks)
+        own, kept = model.budget(tier, blocks), None
+        if tier.keep is not None:
+            kept = kept_pool(
+                model.shape, own, size, rank=rank, ranks=model.ranks, pinned=pinned, clock=wall,
+                apart=True,
+            )  # fmt: skip
         return HostMemory(
-            Pool.of_tier(model.shape, own, size, device="cpu", pinned=pinned, apart=True)
+            kept or Pool.of_tier(model.shape, own, size, device="cpu", pinned=pinned, apart=True)
         )
     together = gather is not None and replicas.count > 1
     if tier.keep is not None:
@@ -129,16 +135,16 @@ class HostProofs:
 
     def __init__(self, kept: KeptStores | None, *, reports: bool) -> None:
         self._kept, self._reports = kept, reports
-        self._unasked: dict[int, bool] = {}
+        self._unasked: dict[Place, bool] = {}
         self.pending = 0
 
-    def ask(self, questions: list[tuple[int, bytes]]) -> None:
+    def ask(self, questions: list[tuple[Place, bytes]]) -> None:
         """Prove blocks soon; nothing to prove counts as proved."""
         self.pending += len(questions)
         if self._kept is not None:
             self._kept.prove_soon(questions)
         else:
-            self._unasked.update((slot, True) for slot, _ in questions)
+            self._unasked.update((place, True) for place, _ in questions)
 
     def answer(self, news: StepNews) -> None:
         """Add results of proofs and counts of kept memory."""
@@ -149,6 +155,15 @@ class HostProofs:
             news.proved, news.lost = self._kept.proved(), dict(self._kept.pool.lost_blocks)
             news.kept = self._kept.pool.kept_blocks
         self.pending -= len(news.proved)
+
+
+class _Copy(NamedTuple):
+    """A block on its way into a kept pool."""
+
+    group: int
+    slot: int
+    key: bytes
+    label: bytes
 
 
 class KeptStores:
@@ -162,53 +177,69 @@ class KeptStores:
     def __init__(self, pool: KeptPool, news: Callable[[], object]) -> None:
         self.pool = pool
         self._news = news
-        self._under_way: dict[int, tuple[int, bytes, bytes]] = {}
+        self._under_way: dict[int, _Copy] = {}
         self._threads = ThreadPoolExecutor(1, "kvtrie-proofs")
-        self._proved: SimpleQueue[tuple[int, bool]] = SimpleQueue()
+        self._proved: SimpleQueue[tuple[Place, bool]] = SimpleQueue()
 
     def begin(self, moves: Moves) -> dict[int, str]:
         """Mark blocks before they are copied; return by row why one may not be written."""
-        keys, labels = [key.tobytes() for key in moves.key], moves.label
-        slots = moves.dst_slot.tolist()
-        layers = (0, self.pool.layers)
-        failed = self.pool.begin(moves.dst_slot.astype(np.int64), keys, layers)
-        for at, ident in enumerate(moves.id.tolist()):
-            if at not in failed:
-                self._under_way[ident] = slots[at], keys[at], labels[at]
+        failed: dict[int, str] = {}
+        for group, rows in self._groups(moves):
+            part, some = self.pool.groups[group], moves[rows]
+            keys, labels = [key.tobytes() for key in some.key], some.label
+            why = part.begin(some.dst_slot.astype(np.int64), keys, (0, part.layers))
+            failed |= {int(rows[at]): reason for at, reason in why.items()}
+            slots = some.dst_slot.tolist()
+            for at, ident in enumerate(some.id.tolist()):
+                if at not in why:
+                    self._under_way[ident] = _Copy(group, slots[at], keys[at], labels[at])
         return failed
 
     def prove(self, moves: Moves) -> dict[int, str]:
         """Prove blocks before they are loaded; return by row why one is a miss."""
-        if not self.pool.file.unproved and not self.pool.file.lost:
-            return {}
-        keys = [key.tobytes() for key in moves.key]
-        return self.pool.prove(moves.src_slot.astype(np.int64), keys)
+        failed: dict[int, str] = {}
+        for group, rows in self._groups(moves):
+            part, some = self.pool.groups[group], moves[rows]
+            if not part.file.unproved and not part.file.lost:
+                continue
+            keys = [key.tobytes() for key in some.key]
+            why = part.prove(some.src_slot.astype(np.int64), keys)
+            failed |= {int(rows[at]): reason for at, reason in why.items()}
+        return failed
+
+    def _groups(self, moves: Moves) -> list[tuple[int, NDArray[np.intp]]]:
+        """The rows of moves by group of layers."""
+        groups: list[int] = np.unique(moves.group).tolist()
+        return [(group, np.flatnonzero(moves.group == group)) for group in groups]
 
     def settle(self, reports: Iterable[MoveReport]) -> bool:
         """Note the ends of copies that are reported now; return whether any can be sealed."""
         for report in reports:
             ended = [self._under_way.pop(i) for i in report.ids if i in self._under_way]
-            if ended:
-                slots, keys, labels = zip(*ended, strict=True)
-                self.pool.finish(np.asarray(slots), keys, labels, ok=report.ok)
-        return self.pool.sealable
+            for group in {one.group for one in ended}:
+                _, slots, keys, labels = zip(
+                    *(one for one in ended if one.group == group), strict=True
+                )
+                part = self.pool.groups[group]
+                part.finish(np.asarray(slots), keys, labels, ok=report.ok)
+        return any(part.sealable for part in self.pool.groups)
 
-    def prove_soon(self, questions: Sequence[tuple[int, bytes]]) -> None:
+    def prove_soon(self, questions: Sequence[tuple[Place, bytes]]) -> None:
         """Prove blocks on another thread; `proved` returns the results."""
         if questions:
             self._threads.submit(self._prove, list(questions))
 
-    def proved(self) -> dict[int, bool]:
-        """Return by slot whether its block was proved, since the last call."""
+    def proved(self) -> dict[Place, bool]:
+        """Return by place whether its block was proved, since the last call."""
         return dict(self._proved.get() for _ in range(self._proved.qsize()))
 
-    def _prove(self, questions: Sequence[tuple[int, bytes]]) -> None:
-        for slot, key in questions:
+    def _prove(self, questions: Sequence[tuple[Place, bytes]]) -> None:
+        for (group, slot), key in questions:
             try:
-                good = not self.pool.prove(np.array([slot]), [key])
+                good = not self.pool.groups[group].prove(np.array([slot]), [key])
             except KvtrieError:  # the server ends
                 good = False
-            self._proved.put((slot, good))
+            self._proved.put(((group, slot), good))
         self._news()
 
     def close(self) -> None:

@@ -10,10 +10,12 @@ Cost: one lookup per question after the manager's books have changed, else a com
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kvtrie.engines.vllm.cache import HOST
 from kvtrie.engines.vllm.waiting import Answer, Wait
+from kvtrie.errors import ConfigError
 from kvtrie.printable import MESSAGE, printable
 from kvtrie.settings.hint import Prefetch
 from kvtrie.transfer.prefetch import Prefetcher
@@ -84,23 +86,51 @@ class Matching:
             return start
         if self._prefetcher is not None and not self._asked(self._prefetcher, waiting, now):
             return None
-        keep = waiting.sequence.last(self._keep)
-        tokens = waiting.sequence.read()
-        match = cache.manager.lookup(tokens, now=now, scope=waiting.scope, keep=keep)
-        if match.tokens <= start:
-            return start
+        found = self._found(waiting, start, now)
+        if found is None:
+            return None
+        match, host = found
         first, count = start // cache.size, match.tokens // cache.size
-        host = match.resumable(HOST, skip=first)
-        if cache.proofs:
-            host, waits = cache.proofs.usable(match.blocks[first : first + host])
-            if waits and self._may_await_proofs(waiting, now):
-                return None
         if first + host < count:
             if self._await_deeper(waiting, match, first, host, now):
                 return None
         elif not waiting.wait.until:
             waiting.from_disk = waiting.from_store = 0
         return start + host * cache.size
+
+    def _found(self, waiting: WaitingRequest, start: int, now: int) -> tuple[Match, int] | None:
+        """The match of a request, and how many blocks after `start` host memory has, proved.
+
+        None while proofs of further ones are on their way.
+        """
+        cache, tokens = self._cache, waiting.sequence.read()
+        keep, first = waiting.sequence.last(self._keep), start // cache.size
+
+        def lookup(keep: int) -> tuple[Match, int]:
+            match = cache.manager.lookup(tokens, now=now, scope=waiting.scope, keep=keep)
+            return match, match.resumable(HOST, skip=first) if match.tokens > start else 0
+
+        match, host = lookup(keep)
+        if not cache.proofs:
+            return match, host
+        proved, waits = cache.proofs.usable(match.blocks[first : first + host])
+        if waits and self._may_await_proofs(waiting, now):
+            return None
+        if proved == host or len(cache.groups) == 1:
+            return match, proved
+        if self._clear_damaged(match, now):
+            return self._found(waiting, start, now)
+        # Up to an earlier border of all groups.
+        return lookup(max(keep, len(tokens) - (first + proved) * cache.size))
+
+    def _clear_damaged(self, match: Match, now: int) -> bool:
+        """Clear damaged windows and states of a match; whether any was."""
+        cleared = 0
+        for handle, group in self._cache.proofs.damaged_parts(match.blocks):
+            with suppress(ConfigError):  # a lease holds it
+                clear = self._cache.manager.clear_copies
+                cleared += len(clear([handle], HOST, group=group, now=now))
+        return cleared > 0
 
     def _may_await_proofs(self, waiting: WaitingRequest, now: int) -> bool:
         """Whether a request waits for proofs of its blocks; no longer than the deadline."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from kvtrie.tiers.remote.form import ValueNames
 
     Expected: TypeAlias = tuple[int, dict[int, bytes], list[int], str]
+    Place: TypeAlias = tuple[int, int]
+    """A group of layers, and one of its slots in host memory."""
     IndexRow: TypeAlias = tuple[bytes, int, int, int, *tuple[int, ...]]
     """A row of an `Index`: label, slot, layers, and the group after the first."""
 
@@ -37,7 +39,7 @@ class StepOrders:
         weights: the number of times that the digest of the weights was asked for; one that the
             worker has not seen asks it to answer.
         taken_back: whether vLLM has taken blocks back that stores may still read.
-        prove: slots and keys of blocks of an earlier server in host memory, to be proved.
+        prove: places and keys of blocks of an earlier server in host memory, to be proved.
         used_host: blocks in kept host memory whose ages are to be written down, as `used`.
         adapters: the number of times that the held adapters were asked for.
         load_adapters: vLLM's requests for adapters that workers load before they answer.
@@ -58,7 +60,7 @@ class StepOrders:
     used: list[IndexRow] = field(default_factory=list["IndexRow"])
     weights: int = 0
     taken_back: bool = False
-    prove: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
+    prove: list[tuple[Place, bytes]] = field(default_factory=list[tuple["Place", bytes]])
     used_host: list[IndexRow] = field(default_factory=list["IndexRow"])
     adapters: int = 0
     load_adapters: list[Any] = field(default_factory=list[Any])
@@ -78,7 +80,7 @@ class StepNews:
         weights: the number of the question and the digest, if the step asked for it.
         adapters: the number of the last question and the digests of the held adapters, by vLLM's
             number, if either has changed.
-        proved: by slot of host memory, whether the block of an earlier server was proved.
+        proved: by place in host memory, whether the block of an earlier server was proved.
         kept: blocks that the next server would find in this worker's host memory; None without
             `keep`, and for ranks that share the memory of another one.
         lost: blocks of earlier servers that were misses there, by reason.
@@ -89,7 +91,7 @@ class StepNews:
     step: int
     reports: bytes
     weights: tuple[int, bytes] | None = None
-    proved: dict[int, bool] = field(default_factory=dict[int, bool])
+    proved: dict[Place, bool] = field(default_factory=dict["Place", bool])
     kept: int | None = None
     lost: dict[str, int] = field(default_factory=dict[str, int])
     unstored: dict[str, int] = field(default_factory=dict[str, int])

@@ -170,15 +170,10 @@ class ServedModel:
                 f"vLLM's memory has {self.blocks} blocks, one of which is never used: a block and "
                 f"a resume point of {len(self.groups)} groups of layers want {wanted}"
             )
-        tiers = settings.tiers or ()
-        named = [
-            *(["native_first"] if settings.native_first else []),
-            *(f"keep {tier.keep!r}" for tier in tiers if tier.keep is not None),
-        ]
-        if named:
+        if settings.native_first:
             raise ConfigError(
-                f"{', '.join(named)}: supported with one group of layers, the model has "
-                f"{len(self.groups)}"
+                f"native_first is {settings.native_first}: supported with one group of layers, the "
+                f"model has {len(self.groups)}"
             )
 
     def with_weights(self, digest: bytes) -> ServedModel:

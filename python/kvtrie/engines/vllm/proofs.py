@@ -19,16 +19,19 @@ from kvtrie.engines.vllm.restored import HOST
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from kvtrie import Index, MatchedBlock, Moves
+    from kvtrie.engines.vllm.messages import Place
 
 __all__ = ["Proofs"]
 
 
 class Proofs:
-    """Slots of host memory and the proofs that they lack.
+    """Slots of host memory, by group of layers, and the proofs that they lack.
 
     Args:
-        index: the blocks that the manager found again in host memory.
+        index: the blocks that every rank found again in host memory.
         ranks: number of workers.
 
     Attributes:
@@ -36,14 +39,18 @@ class Proofs:
     """
 
     def __init__(self, index: Index, ranks: int) -> None:
-        slots, self._keys = index.slot.astype(np.int64), index.key
-        # Row of each slot in `_keys`; below 0 once it is proved.
-        self._row = np.full(int(slots.max(initial=-1)) + 1, -1, dtype=np.int64)
-        self._row[slots] = np.arange(len(slots))
+        slots, self._keys, groups = index.slot.astype(np.int64), index.key, index.group
+        # By group, row of each slot in `_keys`; below 0 once it is proved.
+        self._rows = [
+            np.full(int(slots[groups == group].max(initial=-1)) + 1, -1, dtype=np.int64)
+            for group in range(int(groups.max(initial=0)) + 1)
+        ]
+        for group, rows in enumerate(self._rows):
+            rows[slots[groups == group]] = np.flatnonzero(groups == group)
         self._unproved = len(slots)
-        self._asked: dict[int, set[int]] = {}  # the ranks that have answered
-        self._new: list[int] = []
-        self._bad: set[int] = set()
+        self._asked: dict[Place, set[int]] = {}  # the ranks that have answered
+        self._new: list[Place] = []
+        self._bad: set[Place] = set()
         self._ranks = ranks
         self.damaged = 0
 
@@ -60,59 +67,82 @@ class Proofs:
         """Return how many leading blocks are proved, and whether proofs of more are on their way.
 
         Args:
-            blocks: blocks that are whole in host memory; those without a proof are asked for.
+            blocks: blocks whose first group is whole in host memory; copies there without a proof
+                are asked for.
         """
         proved, waits = len(blocks), False
         for at, block in enumerate(blocks):
-            slot = next(copy.slot for copy in block.copies if copy.tier == HOST)
-            if slot in self._bad:
-                return min(proved, at), waits
-            if self._lacks(slot):
-                proved, waits = min(proved, at), True
-                if slot not in self._asked:
-                    self._asked[slot] = set()
-                    self._new.append(slot)
+            for copy in block.copies:
+                place = copy.group, copy.slot
+                if copy.tier != HOST:
+                    continue
+                if place in self._bad:
+                    return min(proved, at), waits
+                if self._lacks(place):
+                    proved, waits = min(proved, at), True
+                    if place not in self._asked:
+                        self._asked[place] = set()
+                        self._new.append(place)
         return proved, waits
 
-    def questions(self, stores: Iterable[Moves]) -> list[tuple[int, bytes]]:
-        """Return slots and keys of the blocks that workers are to prove with the next step.
+    def damaged_parts(self, blocks: Sequence[MatchedBlock]) -> list[tuple[int, int]]:
+        """Return the handles and groups of damaged windows and states of blocks."""
+        return [
+            (block.block, copy.group)
+            for block in blocks
+            for copy in block.copies
+            if copy.group and copy.tier == HOST and (copy.group, copy.slot) in self._bad
+        ]
+
+    def questions(self, stores: Iterable[Moves]) -> list[tuple[Place, bytes]]:
+        """Return places and keys of the blocks that workers are to prove with the next step.
 
         Args:
             stores: the moves of that step; slots that they write need no proof.
         """
         if self:
             for moves in stores:
-                self._written(moves.dst_slot[moves.dst == HOST].tolist())
+                into: NDArray[np.bool_] = moves.dst == HOST
+                groups, slots = moves.group[into].tolist(), moves.dst_slot[into].tolist()
+                self._written(zip(groups, slots, strict=True))
         new, self._new = self._new, []
-        return [(slot, self._keys[self._row[slot]].tobytes()) for slot in new if self._lacks(slot)]
+        return [
+            (place, self._keys[self._rows[place[0]][place[1]]].tobytes())
+            for place in new
+            if self._lacks(place)
+        ]
 
-    def on_answers(self, rank: int, answers: Mapping[int, bool]) -> None:
+    def on_answers(self, rank: int, answers: Mapping[Place, bool]) -> None:
         """Take in which blocks a rank has proved."""
-        for slot, good in answers.items():
-            if slot not in self._asked:
+        for place, good in answers.items():
+            if place not in self._asked:
                 continue  # written again since
-            self._asked[slot].add(rank)
-            if not good and slot not in self._bad:
-                self._bad.add(slot)
+            self._asked[place].add(rank)
+            if not good and place not in self._bad:
+                self._bad.add(place)
                 self.damaged += 1
-            if len(self._asked[slot]) == self._ranks:
-                self._settle(slot)
+            if len(self._asked[place]) == self._ranks:
+                self._settle(place)
 
     def clear(self) -> None:
         """Forget all slots, which are empty now."""
         self._unproved, self._asked, self._new, self._bad = 0, {}, [], set()
-        self._row.fill(-1)
+        for rows in self._rows:
+            rows.fill(-1)
 
-    def _written(self, slots: list[int]) -> None:
-        for slot in slots:
-            self._bad.discard(slot)
-            if self._lacks(slot):
-                self._settle(slot)
+    def _written(self, places: Iterable[Place]) -> None:
+        for place in places:
+            self._bad.discard(place)
+            if self._lacks(place):
+                self._settle(place)
 
-    def _lacks(self, slot: int) -> bool:
-        return slot < len(self._row) and bool(self._row[slot] >= 0)
+    def _lacks(self, place: Place) -> bool:
+        group, slot = place
+        rows = self._rows[group] if group < len(self._rows) else ()
+        return slot < len(rows) and bool(rows[slot] >= 0)
 
-    def _settle(self, slot: int) -> None:
-        self._row[slot] = -1
+    def _settle(self, place: Place) -> None:
+        group, slot = place
+        self._rows[group][slot] = -1
         self._unproved -= 1
-        self._asked.pop(slot, None)
+        self._asked.pop(place, None)
