@@ -4,7 +4,9 @@
 //! Invariant: a marked copy is a copy like any other. Cost: O(blocks · log n).
 
 use crate::arrival::{Arrival, MoveIds};
-use crate::block::{BlockId, GroupId, Handle, Layers, NO_SLOT, Place, Slot, TierId, Token};
+use crate::block::{
+    BlockId, GroupId, Handle, Layers, NO_SLOT, Place, Slot, Structure, TierId, Token,
+};
 use crate::error::{Error, Result};
 use crate::scope::{Scope, ScopeId};
 use crate::tier::{Owner, ResidencyState};
@@ -140,8 +142,13 @@ impl Manager {
         if let Some(scope) = scope {
             self.trie().walk(self.scopes.get(scope).root, Query::Tokens(content), &mut path);
         }
-        // A block without a copy is in the trie while a move of its subtree ends: unpinning removes it.
-        let there = |&&block: &&BlockId| self.missing(block).is_empty();
+        // A block without a copy is in the trie while a lease holds it, where holes may be, or while a
+        // move of its subtree ends: then unpinning removes it.
+        let there = |&&block: &&BlockId| {
+            self.missing(block).is_empty()
+                || self.node(block).refs > 0
+                || self.departures(block) == Structure::Holes
+        };
         let cached = path.iter().take(skip).take_while(there).count();
         if cached < skip {
             return Err(Error::config(format!("{skip} blocks are to be cached, {cached} are")));
