@@ -145,5 +145,8 @@ def test_requests_whose_loads_are_under_way_are_aborted(gemma, tmp_path, host):
             for at in (1, 2):
                 same([servers.answer(outputs[f"{steps} {at}"])], [wanted[at]])
             server.settle()
-        assert "WAITING_FOR_REMOTE_KVS" in waited
+        if host == "64MB":
+            assert "WAITING_FOR_REMOTE_KVS" in waited
+        else:  # blocks of the disk come whenever they are read
+            assert server.kv_scheduler.cache.counters.tokens["disk"] > 0
         server.check()
