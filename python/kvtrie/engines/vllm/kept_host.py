@@ -9,7 +9,6 @@ report is due, which on a GPU is after the copy's event. Cost: a few microsecond
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -70,7 +69,7 @@ def open_host(
     Args:
         tier: its settings.
         model: the KV that is served.
-        blocks: its blocks, of all ranks that share it.
+        blocks: its blocks, of all ranks that share it; with several groups of layers its bytes.
         layout: layout of a layer of a block.
         rank: the rank, of all that hold a part of the KV.
         replicas: the ranks that share the memory.
@@ -82,24 +81,14 @@ def open_host(
         ConfigError: no room, or a file at `keep` that cannot be used.
     """
     size, memory = model.block_tokens, None
-    if model.resume is not None:
-        own, kept = model.budget(tier, blocks), None
-        if tier.keep is not None:
-            kept = kept_pool(
-                model.shape, own, size, rank=rank, ranks=model.ranks, pinned=pinned, clock=wall,
-                apart=True,
-            )  # fmt: skip
-        return HostMemory(
-            kept or Pool.of_tier(model.shape, own, size, device="cpu", pinned=pinned, apart=True)
-        )
+    own, apart = model.budget(tier, blocks), model.resume is not None
     together = gather is not None and replicas.count > 1
     if tier.keep is not None:
         kept = None
         if replicas.place == 0:
-            own = replace(tier, blocks=blocks, bytes=None)
             kept = kept_pool(
                 model.shape, own, size, layout=layout, rank=rank, ranks=model.ranks,
-                pinned=pinned, clock=wall,
+                pinned=pinned, clock=wall, apart=apart,
             )  # fmt: skip
         if gather is not None and together:
             addresses = gather(None if kept is None else kept.address)
@@ -110,6 +99,10 @@ def open_host(
             return HostMemory(kept, writes_all=together)
         if memory is not None:
             return HostMemory(_pool(model, blocks, layout, memory, pinned=pinned), writes_all=True)
+    if apart:
+        return HostMemory(
+            Pool.of_tier(model.shape, own, size, device="cpu", pinned=pinned, apart=True)
+        )
     shared = None
     if gather is not None and together:
         shared = replicas.share(blocks * model.shape.block_bytes(size), gather)

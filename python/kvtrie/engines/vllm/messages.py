@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kvtrie.tiers.remote.form import ValueNames
 
     Expected: TypeAlias = tuple[int, dict[int, bytes], list[int], str]
+    """The number of an adapter, its digest by rank, slots of vLLM's memory, and the request."""
     Place: TypeAlias = tuple[int, int]
     """A group of layers, and one of its slots in host memory."""
     IndexRow: TypeAlias = tuple[bytes, int, int, int, *tuple[int, ...]]
@@ -43,8 +44,7 @@ class StepOrders:
         used_host: blocks in kept host memory whose ages are to be written down, as `used`.
         adapters: the number of times that the held adapters were asked for.
         load_adapters: vLLM's requests for adapters that workers load before they answer.
-        expected: for blocks that the step loads, the number of their adapter, its digest by rank,
-            their slots of vLLM's memory, and the request.
+        expected: for blocks that the step loads, the adapter that they are of.
         receive: by request that waits for its loads, these moves.
         unreceived: requests whose promised blocks will not be loaded.
         pages: by group of layers whose slots are several of vLLM's blocks, the blocks of each slot

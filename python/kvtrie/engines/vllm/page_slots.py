@@ -103,9 +103,9 @@ class PageSlots:
     def end(self, group: int, slots: Iterable[int]) -> None:
         """End a use of slots; their pages stay known until the slots are named again."""
         names = self._names[group]
-        for slot in slots if self._wide[group] > 1 else ():
-            names.uses[slot] -= slot > 0
-            if slot and not names.uses[slot]:
+        for slot in filter(None, slots) if self._wide[group] > 1 else ():
+            names.uses[slot] -= 1
+            if not names.uses[slot]:
                 del names.uses[slot], names.slots[names.pages[slot]]
                 names.free.append(slot)
 

@@ -76,12 +76,13 @@ class RunningRequest:
             loads: places that are loaded, in which the first blocks may have been dropped.
         """
         table, wide = self.tables[group], self.slots.wide(group)
-        first = len(table)
-        blocks = self.loose[group] + blocks
-        whole = len(blocks) // wide * wide
-        self.loose[group] = blocks[whole:]
-        partial = range(loads.start - first, loads.stop - first)
-        slots = self.slots.name(group, blocks[:whole], partial)
+        slots, first = blocks, len(table)
+        if wide > 1:
+            blocks = self.loose[group] + blocks
+            whole = len(blocks) // wide * wide
+            self.loose[group] = blocks[whole:]
+            partial = range(loads.start - first, loads.stop - first)
+            slots = self.slots.name(group, blocks[:whole], partial)
         table += slots if group else self.sequence.slots(slots, first)
         self.bind(group, first)
 

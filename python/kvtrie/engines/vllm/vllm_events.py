@@ -61,7 +61,7 @@ class VllmNaming:
 
     def hash(self, parent: bytes | None, tokens: Sequence[int]) -> bytes:
         """Return the hashes of a block of tokens alone, one after the other."""
-        last: Any = None if parent is None else split(parent, self._hashes)[-1]
+        last: Any = None if parent is None else _split(parent, self._hashes)[-1]
         found: list[bytes] = []
         for part in _parts(range(len(tokens)), self._hashes):
             last = hash_block_tokens(self._hash, last, tokens[part.start : part.stop])
@@ -130,7 +130,7 @@ def _continues(last: Change, change: Change) -> bool:
     return alike and (not change.stored or change.parent == last.hash)
 
 
-def split(hashes: bytes, count: int) -> list[bytes]:
+def _split(hashes: bytes, count: int) -> list[bytes]:
     """Return hashes that follow each other."""
     return [hashes[part.start : part.stop] for part in _parts(range(len(hashes)), count)]
 
@@ -144,7 +144,7 @@ def _parts(whole: range, count: int) -> list[range]:
 def _event(run: list[Change], model: ServedModel, group: EventGroup) -> Any:  # noqa: ANN401 - vLLM's own
     # The last hash of a block of the group names it.
     first, step = run[0], model.hashes * group.block_size // model.block_tokens
-    names = [split(each.hash, model.hashes)[step - 1 :: step] for each in run]
+    names = [_split(each.hash, model.hashes)[step - 1 :: step] for each in run]
     hashes = [maybe_convert_block_hash(cast("Any", name)) for each in names for name in each]
     if not first.stored:
         return BlockRemoved(
@@ -152,7 +152,7 @@ def _event(run: list[Change], model: ServedModel, group: EventGroup) -> Any:  # 
         )
     parent: Any = None
     if first.parent is not None:
-        parent = maybe_convert_block_hash(cast("Any", split(first.parent, model.hashes)[-1]))
+        parent = maybe_convert_block_hash(cast("Any", _split(first.parent, model.hashes)[-1]))
     keys = [key for each in run for key in _keys(each.extra.keys, len(names[0]))]
     return BlockStored(
         block_hashes=hashes,
