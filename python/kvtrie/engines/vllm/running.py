@@ -92,10 +92,10 @@ class RunningRequest:
             self.slots.end(group, table)
 
     def forget_parted(self, first: int) -> None:
-        """Have blocks before one not stored any more, of which vLLM may have dropped some pages.
+        """Forget the slots of several pages before a block: vLLM may have dropped some of them.
 
-        Those that the next tokens attend to are in a slot as long as any of them. vLLM drops them
-        one by one, but none that a border at the end of their slot needs before it is committed.
+        vLLM drops the pages of a window one by one. Those that a resume at the end of their block
+        needs are there until the block is committed, and maybe no longer.
         """
         for group in range(1, len(self.tables)):
             if self.slots.wide(group) > 1:
