@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING
 
 from kvtrie._kvtrie import DiskStore, Index
 from kvtrie.errors import ConfigError, TransferError
+from kvtrie.failure_log import FailureLog
 from kvtrie.settings.argument import folder as path_of
 from kvtrie.settings.sizes import all_disk, check_exists, forgotten, free_disk
 from kvtrie.settings.sizes import size as read_size
-from kvtrie.tiers.failure_log import FailureLog
 from kvtrie.tiers.kept_slots import KeptSlots
 from kvtrie.tiers.key_label import KEY_TOKENS, content_key, key_label
 from kvtrie.tiers.key_order import KeyOrder

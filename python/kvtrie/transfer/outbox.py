@@ -12,8 +12,8 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
+from kvtrie.failure_log import FailureLog
 from kvtrie.tiers import LogsFailures
-from kvtrie.tiers.failure_log import FailureLog
 from kvtrie.transfer.report import MoveReport, Progress
 
 if TYPE_CHECKING:

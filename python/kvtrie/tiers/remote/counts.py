@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from kvtrie.tiers.remote.breaker import Breaker
+    from kvtrie.breaker import Breaker
     from kvtrie.tiers.remote.protocol import Outcome, Result
 
 __all__ = ["Counts", "Operation", "RemoteStats"]

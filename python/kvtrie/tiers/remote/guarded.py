@@ -13,10 +13,10 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
+from kvtrie.breaker import Breaker
 from kvtrie.errors import ConfigError, TransferError
+from kvtrie.failure_log import FailureLog
 from kvtrie.printable import MESSAGE, printable
-from kvtrie.tiers.failure_log import FailureLog
-from kvtrie.tiers.remote.breaker import Breaker
 from kvtrie.tiers.remote.open import open_store
 from kvtrie.tiers.remote.protocol import Result
 

@@ -7,8 +7,8 @@ import pytest
 from keeping import SECOND, Clock, ask, prompt, serving
 
 from kvtrie._kvtrie import Faults
+from kvtrie.failure_log import FailureLog
 from kvtrie.tiers import keyed_disk
-from kvtrie.tiers.failure_log import FailureLog
 from kvtrie.tiers.keyed_disk import KeyedDisk
 
 DAY = 86_400 * SECOND

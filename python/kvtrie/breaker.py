@@ -1,4 +1,4 @@
-"""Breaker: a circuit breaker, so that a store that fails costs no more than a probe now and then.
+"""Breaker: a circuit breaker, so that a service that fails costs no more than a probe now and then.
 
     CLOSED ──3 failures in a row──> OPEN ──after 1 s, 2 s, … 60 s──> PROBING ──ok──> CLOSED
                                      ^                                  │
@@ -28,10 +28,12 @@ class Breaker:
 
     Args:
         clock: nanoseconds, monotone.
+        failures: failures in a row that open it.
     """
 
-    def __init__(self, clock: Callable[[], int]) -> None:
+    def __init__(self, clock: Callable[[], int], failures: int = _FAILURES) -> None:
         self._clock = clock
+        self._most = failures
         self._lock = threading.Lock()
         self._failures = 0
         self._interval = _FIRST_NS
@@ -45,6 +47,12 @@ class Breaker:
             if self._next is None:
                 return "closed"
             return "probing" if self._probing else "open"
+
+    @property
+    def due(self) -> bool:
+        """Whether `allows` would allow a call."""
+        with self._lock:
+            return self._next is None or not (self._probing or self._clock() < self._next)
 
     def allows(self) -> bool:
         """Whether a call may be made; if so, `note` has to follow."""
@@ -70,7 +78,7 @@ class Breaker:
                 return False
             if was_open:
                 self._interval = min(2 * self._interval, _MOST_NS)
-            elif self._failures < _FAILURES:
+            elif self._failures < self._most:
                 return False
             self._next = self._clock() + self._interval
             self._probing = False
@@ -82,7 +90,7 @@ class Breaker:
             self._probing = False
 
     def open(self) -> None:
-        """Open it at once: the store did not answer when it was opened."""
+        """Open it at once: the service did not answer when it was opened."""
         with self._lock:
-            self._failures = _FAILURES
+            self._failures = self._most
             self._next = self._clock() + self._interval
