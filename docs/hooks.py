@@ -37,6 +37,7 @@ PYTHON = ROOT / "python"
 DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 PACKAGES = (
     "kvtrie",
+    "kvtrie.cluster",
     "kvtrie.transfer",
     "kvtrie.tiers",
     "kvtrie.tiers.remote",

@@ -24,7 +24,7 @@ def _loaded(module: str) -> set[str]:
     return set(out.stdout.split())
 
 
-@pytest.mark.parametrize("module", ["kvtrie", "kvtrie.cli"])
+@pytest.mark.parametrize("module", ["kvtrie", "kvtrie.cli", "kvtrie.cluster"])
 def test_import_loads_nothing_heavy(module):
     loaded = _loaded(module)
     assert "kvtrie" in loaded

@@ -39,6 +39,7 @@ from kvtrie.errors import (
     ConfigError,
     InvariantError,
     KvtrieError,
+    NoMachineError,
     NoSpaceError,
     TransferError,
 )
@@ -81,6 +82,7 @@ __all__ = [
     "ModelShape",
     "Move",
     "Moves",
+    "NoMachineError",
     "NoSpaceError",
     "Plan",
     "Prefetch",

@@ -74,6 +74,7 @@ __all__ = [
     "ValueFormat",
     "__version__",
     "hashed_line",
+    "locality",
     "page_bytes",
 ]
 
@@ -101,6 +102,14 @@ def hashed_line(
     Returns:
         `(at_ns, input_tokens, output_tokens, block ids, session)`; None for a line that cannot be,
         or that `kvtrie.sim.trace` has to look at: it says what is wrong, and reads the same.
+    """
+
+def locality(candidates: list[tuple[int, int]], ratio: int) -> int:
+    """Return the candidate that the simulator's router `locality` chooses.
+
+    Args:
+        candidates: `(load, hit)` of each machine, requests and tokens; at least one.
+        ratio: in units of 2**-32, at least 1.
     """
 
 @type_check_only

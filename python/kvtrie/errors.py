@@ -11,6 +11,7 @@ __all__ = [
     "ConfigError",
     "InvariantError",
     "KvtrieError",
+    "NoMachineError",
     "NoSpaceError",
     "TransferError",
 ]
@@ -62,6 +63,10 @@ class InvariantError(KvtrieError, RuntimeError):
 
 class ClosedError(KvtrieError, RuntimeError):
     """The manager is closed, or the lease is released or suspended."""
+
+
+class NoMachineError(KvtrieError, RuntimeError):
+    """No machine can take a request: none was added, or the last request of each one failed."""
 
 
 class TransferError(KvtrieError, OSError):

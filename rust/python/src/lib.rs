@@ -67,6 +67,7 @@ mod _kvtrie {
         plan::{Plan, Span},
         record::{Committed, Eviction, Explanation, Failed, GroupStats, Transmission, Unpriced},
         remote::{ValueFolder, ValueFormat},
+        routing::locality,
         settings::page_bytes,
         simulation::Simulation,
         stats::{LaneStats, Stats, TierStats},

@@ -61,7 +61,8 @@ pub(crate) fn flag(given: &Bound<'_, PyAny>, name: &str) -> PyResult<bool> {
     found.map_err(|_| bad(format!("{name} is {}, True or False wanted", shown(given))))
 }
 
-fn pair<'py>(given: &Bound<'py, PyAny>, name: &str) -> PyResult<[Bound<'py, PyAny>; 2]> {
+/// Both items of a tuple.
+pub(crate) fn pair<'py>(given: &Bound<'py, PyAny>, name: &str) -> PyResult<[Bound<'py, PyAny>; 2]> {
     let of = || {
         let pair = given.cast::<PyTuple>().ok().filter(|pair| pair.len() == 2)?;
         Some([pair.get_item(0).ok()?, pair.get_item(1).ok()?])

@@ -3,12 +3,15 @@
 //! Invariant: weights are integers. Cost: one conversion per decision that is reported.
 
 use kvtrie_sim::decision::{Choice, Decision};
-use kvtrie_sim::router::{Hash, LeastLoaded, Locality, RATIO_ONE, RoundRobin, Router, Score};
+use kvtrie_sim::request::Request;
+use kvtrie_sim::router::{
+    Candidate, Hash, LeastLoaded, Locality, RATIO_ONE, RoundRobin, Router, Score,
+};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::error::bad;
-use crate::number::{shown, whole};
+use crate::number::{pair, shown, whole};
 use crate::text::text;
 
 /// A name, or `("locality", ratio in 2**-32)`, or `("score", hit_weight, load_weight)`.
@@ -25,13 +28,7 @@ pub(crate) fn routed(
         ("round-robin", 0) => Ok(Box::<RoundRobin>::default()),
         ("least-loaded", 0) => Ok(Box::new(LeastLoaded)),
         ("hash", 0) => Ok(Box::new(Hash { block_tokens: block_tokens as usize })),
-        ("locality", 2) => {
-            let ratio = weight(1, "ratio")?;
-            if ratio < RATIO_ONE {
-                return Err(bad(format!("ratio is {ratio}, at least 2**32 wanted, which is 1")));
-            }
-            Ok(Box::new(Locality { ratio }))
-        }
+        ("locality", 2) => Ok(Box::new(Locality { ratio: ratio_of(&parts[1])? })),
         ("score", 3) => Ok(Box::new(Score {
             hit_weight: weight(1, "hit_weight")?,
             load_weight: weight(2, "load_weight")?,
@@ -42,6 +39,32 @@ pub(crate) fn routed(
             shown(given)
         ))),
     }
+}
+
+fn ratio_of(given: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let ratio = whole(given, "ratio", u64::MAX)?;
+    if ratio < RATIO_ONE {
+        return Err(bad(format!("ratio is {ratio}, at least 2**32 wanted, which is 1")));
+    }
+    Ok(ratio)
+}
+
+/// The candidate that `Locality` chooses, of at least one `(load, hit)`; the ratio in 2**-32.
+#[pyfunction]
+pub(crate) fn locality(
+    candidates: Vec<Bound<'_, PyAny>>,
+    ratio: &Bound<'_, PyAny>,
+) -> PyResult<usize> {
+    let candidate = |given: &Bound<'_, PyAny>| {
+        let [load, hit] = pair(given, "a candidate")?;
+        let (load, hit) = (whole(&load, "load", u64::MAX)?, whole(&hit, "hit", u64::MAX)?);
+        Ok(Candidate { load, hit, queued: 0 })
+    };
+    let machines = candidates.iter().map(candidate).collect::<PyResult<Vec<_>>>()?;
+    if machines.is_empty() {
+        return Err(bad("candidates is empty, at least one wanted".to_owned()));
+    }
+    Ok(Locality { ratio: ratio_of(ratio)? }.route(&Request::default(), &machines))
 }
 
 /// `(machine, tokens hit, tokens queued, cost in ns)`.
