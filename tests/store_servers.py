@@ -205,11 +205,11 @@ def seaweedfs(folder):
     return StoreServer(folder, command, lambda port: _serves(port, "http"), ports["s3"])
 
 
-def mooncake(folder):
+def mooncake(folder, *options):
     """A Mooncake master; its clients listen on every address, so a test has its own namespace."""
     port, metrics = free_port(), free_port()
     command = [program("mooncake"), "-rpc_port", port, "-rpc_address", "127.0.0.1"]
-    command += ["-metrics_port", metrics, "-metrics_host", "127.0.0.1"]
+    command += ["-metrics_port", metrics, "-metrics_host", "127.0.0.1", *options]
     server = StoreServer(folder, command, _listens, port)
     server.metrics = metrics
     return server

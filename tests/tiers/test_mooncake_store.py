@@ -29,7 +29,8 @@ def test_all_of_it():
     if not namespace.possible():
         pytest.skip("no network namespace: unshare -n does not work here")
     options = ["-q", "-rf", "-p", "no:cacheprovider", "--show-capture=no", "-k", "mooncake"]
-    files = [HERE / "test_served_stores.py", Path(__file__)]
+    machines = HERE / "test_mooncake_machines.py"
+    files = [HERE / "test_served_stores.py", Path(__file__), machines]
     ended = namespace.run("pytest", *options, *files, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
     assert " passed" in ended.stdout
@@ -72,12 +73,21 @@ def test_a_master_that_is_not_there_does_not_answer():
 
 
 @inside
+def test_a_disk_needs_a_master_that_takes_disks(place, tmp_path):
+    server, url = place
+    with pytest.raises(ConfigError, match="start it with -enable_offload"):
+        opened(f"{url(server.port)}?segment_bytes={16 << 20}&disk={tmp_path / 'kv'}")
+
+
+@inside
 @pytest.mark.parametrize(
     ("url", "said"),
     [
         ("mooncake:", "names no master"),
         ("mooncake://127.0.0.1?segment_bytes=1GB", "segment_bytes of mooncake: is '1GB'"),
         ("mooncake://127.0.0.1?ttl=5", "mooncake: has no option 'ttl'"),
+        ("mooncake://127.0.0.1?disk=/kv", "disk of mooncake: needs segment_bytes"),
+        ("mooncake://127.0.0.1?segment_bytes=9&disk=/dev/null", "/dev/null: File exists"),
     ],
 )
 def test_a_bad_setting_is_one_clear_error(url, said):

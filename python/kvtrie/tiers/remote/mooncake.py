@@ -1,29 +1,31 @@
-"""The back end `mooncake://`: values in the memory that machines lend to a Mooncake store.
+"""The back end `mooncake://`: values in memory and on disks that machines lend to a Mooncake store.
 
-`mooncake://master:50051?host=ADDRESS&segment_bytes=BYTES`. Values go straight between memory and
-the machines that have them: a pool is registered once, memory of a single block for the call.
-`segment_bytes` lends that amount of this machine's memory. Mooncake has no deadlines: with a dead
-master a call returns after four seconds. Questions are abandoned on their own thread at the
-deadline; reads and writes keep the caller's thread until they return, because they may still use
-its memory. Invariant: no call that was given up uses memory of a pool. Cost: a request per call and
+`mooncake://master:50051?host=ADDRESS&segment_bytes=BYTES&disk=FOLDER`. Values go straight between
+memory and the machines that have them: a pool is registered once, memory of a single block for the
+call. `segment_bytes` lends that amount of this machine's memory, `disk` a folder below it. Mooncake
+has no deadlines: with a dead master or lender a call returns after five seconds. Questions are
+abandoned on their own thread at the deadline; reads and writes keep the caller's thread until they
+return, because they may still use its memory. A value whose lender is dead is missing: the others
+serve on. Invariant: no call that was given up uses memory of a pool. Cost: a request per call and
 block; a copy of each header.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from importlib import import_module
 from queue import Empty, SimpleQueue
-from socket import create_connection
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
 from kvtrie.at_exit import end_at_exit
 from kvtrie.errors import ConfigError, TransferError
-from kvtrie.settings.argument import whole
-from kvtrie.tiers.remote.protocol import Result
+from kvtrie.failure_log import FailureLog
+from kvtrie.tiers.remote.mooncake_settings import reach, settings_of
+from kvtrie.tiers.remote.protocol import Get, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvtrie._kvtrie import ValueFormat
-    from kvtrie.tiers.remote.protocol import Get, Outcome, Put
+    from kvtrie.tiers.remote.protocol import Outcome, Put
     from kvtrie.tiers.remote.url import RemoteUrl
 
 __all__ = ["MooncakeStore"]
@@ -40,16 +42,14 @@ _T = TypeVar("_T")
 
 _library: Any = import_module("mooncake.store")
 
+_LOG = logging.getLogger(__name__)
 _NS = 1_000_000_000
-_PORT = 50051
-_CONNECT_S = 2.0
 _OPEN_S = 10.0
 _CLOSE_S = 5.0
-_BUFFER = 16 << 20  # bytes of the library's own, which these calls do not use
-_MOST_SEGMENT = 1 << 44
-_OPTIONS = ("host", "segment_bytes", "protocol", "device", "metadata")
 _OUTCOMES: dict[int, Outcome] = {-200: "full", -704: "missing", -706: "refused"}
 _OTHER_LENGTH = (-600, -800)  # what a read into memory of another length may give
+_NO_DISKS = -1300  # of a master without -enable_offload
+_NO_RANGES = -600  # of a value that is on a disk only
 
 
 class MooncakeStore:
@@ -57,26 +57,29 @@ class MooncakeStore:
 
     Args:
         url: its master; options `host`, this machine's address for the others (127.0.0.1),
-            `segment_bytes` (0), `protocol` ("tcp"), `device` and `metadata` ("P2PHANDSHAKE").
+            `segment_bytes` (0), `disk`, `protocol` ("tcp"), `device` and `metadata`
+            ("P2PHANDSHAKE").
         form: the format of the values.
 
     Raises:
-        ConfigError: no master in the URL, an unknown option, a size that is no number.
+        ConfigError: no master in the URL, an unknown option, a size that is no number; a disk
+            without memory, a folder that cannot be made, or a master that takes no disks.
         TransferError: the master does not answer.
     """
 
     def __init__(self, url: RemoteUrl, form: ValueFormat) -> None:
-        url.only(_OPTIONS)
-        if not url.host:
-            raise ConfigError(f"{url} names no master: mooncake://host:port wanted")
-        self._form = form
+        settings = settings_of(url)
+        self._url, self._form = url, form
+        self._failures = FailureLog(_LOG, time.monotonic_ns)
         self._lock = threading.Lock()
         self._known: dict[int, int] = {}
         self._headers: list[NDArray[np.uint8]] = []
         self._client: Any = _library.MooncakeDistributedStore()
-        settings = _settings(url)
-        _reach(url)
+        reach(url)
         code = _by(lambda: self._client.setup(*settings), _OPEN_S)
+        if code == _NO_DISKS:
+            self.close()
+            raise ConfigError(f"{url}: the master takes no disks: start it with -enable_offload")
         if code != 0:
             why = f"no answer in {_OPEN_S:.0f} s" if code is None else f"code {code}"
             raise TransferError(f"the master of {url}: {why}")
@@ -97,12 +100,13 @@ class MooncakeStore:
         whole = [row for row in rows if self._is_whole(row)]
         try:
             codes = iter(self._wholes(whole))
-            return [
+            found = [
                 self._result(row, *(next(codes) if self._is_whole(row) else self._part(row)))
                 for row in rows
             ]
         finally:
             self._forget(rows)
+        return self._without_dead_lenders(rows, found, deadline)
 
     def put_many(self, rows: Sequence[Put], deadline: int) -> list[Result]:
         """Write values that are absent."""
@@ -172,8 +176,40 @@ class MooncakeStore:
                 client.get_into_ranges([place], keys, to, *each)[0][0][0]
                 for place, each in zip(places, asked, strict=True)
             ]
+            if _NO_RANGES in found:
+                self._give_back([header])
+                return self._part_of_whole(row)
             size = min(size, *found) if min(found) < 0 else size
         return size, header
+
+    def _part_of_whole(self, row: Get) -> tuple[int, NDArray[np.uint8]]:
+        """Read a value, and copy some layers of it, as `_part`."""
+        rest = self._form.value_bytes - self._form.header_bytes
+        memory = np.empty((1, rest), np.uint8)
+        whole = Get(row.name, row.layers, row.header, memory)
+        try:
+            ((size, header),) = self._wholes([whole])
+        finally:
+            self._forget([whole])
+        begin = self._form.layer_at(row.layers[0]) - self._form.header_bytes
+        row.memory.reshape(-1)[:] = memory[0, begin : begin + row.memory.nbytes]
+        return size, header
+
+    def _without_dead_lenders(
+        self, rows: Sequence[Get], found: list[Result], deadline: int
+    ) -> list[Result]:
+        """The results, in which values that only a dead machine has are missing.
+
+        Other machines' values can be read, so the store's circuit breaker has to stay closed.
+        """
+        lost = [at for at, one in enumerate(found) if one.outcome == "unreachable"]
+        there = self.exists_many([rows[at].name for at in lost], deadline) if lost else []
+        for at, answer in zip(lost, there, strict=True):
+            if answer.outcome in {"ok", "missing"}:  # so the master lives
+                why = f"the machine that has a value does not answer: {found[at].reason}"
+                self._failures.warn(self._url, why)
+                found[at] = Result("missing", why)
+        return found
 
     def _result(self, row: Get, code: int, header: NDArray[np.uint8]) -> Result:
         if code == self._form.value_bytes:
@@ -238,26 +274,6 @@ class MooncakeStore:
 
 
 _LATE = Result("late", "the deadline passed")
-
-
-def _reach(url: RemoteUrl) -> None:
-    """Raise if the master's port is closed: the library would try for a minute and a half."""
-    try:
-        create_connection((url.host, url.port or _PORT), _CONNECT_S).close()
-    except OSError as error:
-        raise TransferError(f"the master of {url}: {error}") from error
-
-
-def _settings(url: RemoteUrl) -> tuple[object, ...]:
-    """The arguments of the library's `setup`."""
-    options = url.options
-    given = options.get("segment_bytes", "0")
-    number: object = int(given) if given.isdecimal() else given
-    lent = whole(f"option segment_bytes of {url.scheme}:", number, 0, _MOST_SEGMENT)
-    master = f"{url.host}:{url.port or _PORT}"
-    host, metadata = options.get("host", "127.0.0.1"), options.get("metadata", "P2PHANDSHAKE")
-    protocol, device = options.get("protocol", "tcp"), options.get("device", "")
-    return host, metadata, lent, _BUFFER, protocol, device, master
 
 
 def _region(memory: NDArray[np.uint8]) -> tuple[int, int]:
