@@ -10,12 +10,14 @@ Invariant: while it is open no call is made, and while it probes exactly one is.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Breaker"]
+__all__ = ["Breaker", "State"]
+
+State: TypeAlias = Literal["closed", "open", "probing"]
 
 _NS = 1_000_000_000
 _FAILURES = 3
@@ -41,7 +43,7 @@ class Breaker:
         self._probing = False
 
     @property
-    def state(self) -> Literal["closed", "open", "probing"]:
+    def state(self) -> State:
         """The state now."""
         with self._lock:
             if self._next is None:
