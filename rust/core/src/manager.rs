@@ -49,7 +49,7 @@ use crate::trie::Trie;
 
 pub use crate::transfer::{Move, MoveKind};
 pub use kinds::{Action, Cause, LoadMode, Reason, Span};
-pub use meter::block_event::{BlockEvent, BlockEventKind};
+pub use meter::block_event::{BlockEvent, BlockEventKind, BlockTokens, Contents};
 pub use meter::log::Eviction;
 pub use meter::{RequestStats, TierStats, TierTimes};
 pub use moves::complete::{Failed, MOST_FAILED, Outcome};
@@ -153,6 +153,11 @@ impl Manager {
         memory::check(blocks.trie().growth(1), || {
             format!("the text of blocks of {} tokens", settings.block_tokens)
         })?;
+        let keys = if settings.block_events > 0 {
+            keys::ContentKeys::of_all_blocks()
+        } else {
+            keys::ContentKeys::default()
+        };
         let private_slots = PrivateSlots::default();
         let feed = PolicyFeed::new(&tiers, settings.explain, points.several());
         let meter = Meter::new(tiers.len(), settings.eviction_log);
@@ -182,7 +187,7 @@ impl Manager {
             spare_set: None,
             events: VecDeque::new(),
             block_events: BlockEvents::default(),
-            keys: keys::ContentKeys::default(),
+            keys,
             refused: Refused::default(),
             hints,
             prices: Prices::default(),

@@ -140,13 +140,14 @@ pub fn keys_with(
 }
 
 /// The key of a block by its content.
-fn chained(parent: BlockKey, tokens: &[Token], digests: &[(u32, Vec<u8>)]) -> BlockKey {
+pub(crate) fn chained(parent: BlockKey, tokens: &[Token], digests: &[(u32, Vec<u8>)]) -> BlockKey {
     // One buffer, of most blocks on the stack: hashing it piece by piece takes twice as long.
-    let mut bytes: SmallVec<[u8; 128]> = SmallVec::with_capacity(40 + 4 * tokens.len());
-    bytes.extend_from_slice(&parent);
-    bytes.extend_from_slice(&(tokens.len() as u64).to_le_bytes());
-    for token in tokens {
-        bytes.extend_from_slice(&token.to_le_bytes());
+    let mut bytes: SmallVec<[u8; 128]> = SmallVec::from_elem(0, 40 + 4 * tokens.len());
+    let (head, rest) = bytes.split_at_mut(40);
+    head[..32].copy_from_slice(&parent);
+    head[32..].copy_from_slice(&(tokens.len() as u64).to_le_bytes());
+    for (four, token) in rest.chunks_exact_mut(4).zip(tokens) {
+        four.copy_from_slice(&token.to_le_bytes());
     }
     for (offset, digest) in digests {
         bytes.extend_from_slice(&offset.to_le_bytes());

@@ -84,6 +84,12 @@ impl Whose {
         std::str::from_utf8(self.parts().1).expect("it was text")
     }
 
+    /// This owner, if its scope has an adapter.
+    #[must_use]
+    pub fn with_adapter(&self) -> Option<Self> {
+        (self.0.len() > LENGTH && !self.lora().is_empty()).then(|| self.clone())
+    }
+
     /// As [`Whose::seed`], of a scope that need not be in the table.
     #[must_use]
     pub fn seed_of(scope: &Scope) -> u64 {

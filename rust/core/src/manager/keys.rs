@@ -1,5 +1,5 @@
-//! Content keys: a cache of the hashes of blocks, for every sixteenth block of a path and for the
-//! 1024 asked for last.
+//! Content keys: a cache of the names of blocks, for every sixteenth block of a path and for the
+//! 1024 asked for last; where block events are kept, for all.
 //!
 //! Invariant: a cached key is its block's; any other is hashed again from one at most fifteen
 //! blocks above. Cost: O(log n); about three bytes per block whose key was ever asked for, and 36
@@ -10,6 +10,16 @@ use std::collections::BTreeMap;
 use crate::block::BlockId;
 use crate::record::BlockKey;
 
+/// Name of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BlockName {
+    /// Content key.
+    pub(crate) key: BlockKey,
+    /// Whether the block is of a tenant, or it or one before it has a digest: an index that matches
+    /// by tokens would find it for others.
+    pub(crate) private: bool,
+}
+
 /// Blocks of a path from one cached key to the next.
 const EVERY: u32 = 16;
 
@@ -19,34 +29,58 @@ const RECENT: usize = 1024;
 /// Keys by block.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ContentKeys {
-    kept: BTreeMap<BlockId, BlockKey>,
+    kept: BTreeMap<BlockId, BlockName>,
     /// Direct-mapped by `id % RECENT`; empty until the first key is put.
-    recent: Vec<Option<(BlockId, BlockKey)>>,
+    recent: Vec<Option<(BlockId, BlockName)>>,
+    /// Instead of both, all of them by block id, where each change of a block needs its name.
+    all: Option<Vec<Option<BlockName>>>,
 }
 
 impl ContentKeys {
-    pub(super) fn is_empty(&self) -> bool {
-        self.recent.is_empty()
+    /// A cache that forgets the name of no block; 33 bytes for each.
+    pub(super) fn of_all_blocks() -> Self {
+        Self { all: Some(Vec::new()), ..Self::default() }
     }
 
-    /// A block's key, if it is cached.
-    pub(super) fn get(&self, block: BlockId) -> Option<BlockKey> {
+    pub(super) fn is_empty(&self) -> bool {
+        self.recent.is_empty() && self.all.is_none()
+    }
+
+    /// A block's name, if it is cached.
+    pub(super) fn get(&self, block: BlockId) -> Option<BlockName> {
+        if let Some(all) = &self.all {
+            return all.get(block as usize).copied().flatten();
+        }
         let recent = self.recent.get(block as usize % RECENT).copied().flatten();
-        let recent = recent.filter(|&(whose, _)| whose == block).map(|(_, key)| key);
+        let recent = recent.filter(|&(whose, _)| whose == block).map(|(_, name)| name);
         recent.or_else(|| self.kept.get(&block).copied())
     }
 
-    /// Caches the key of a block at a depth.
-    pub(super) fn put(&mut self, block: BlockId, depth: u32, key: BlockKey) {
+    /// Caches the name of a block at a depth.
+    pub(super) fn put(&mut self, block: BlockId, depth: u32, name: BlockName) {
+        if let Some(all) = &mut self.all {
+            let at = block as usize;
+            if at >= all.len() {
+                all.resize((at + 1).next_power_of_two(), None);
+            }
+            all[at] = Some(name);
+            return;
+        }
         if depth.is_multiple_of(EVERY) {
-            self.kept.insert(block, key);
+            self.kept.insert(block, name);
         }
         self.recent.resize(RECENT, None);
-        self.recent[block as usize % RECENT] = Some((block, key));
+        self.recent[block as usize % RECENT] = Some((block, name));
     }
 
     /// Drops the key of a block that was removed: its id may be used for another.
     pub(super) fn forget(&mut self, block: BlockId) {
+        if let Some(all) = &mut self.all {
+            if let Some(place) = all.get_mut(block as usize) {
+                *place = None;
+            }
+            return;
+        }
         self.kept.remove(&block);
         // The place may have been taken by another block since.
         if let Some(place) = self.recent.get_mut(block as usize % RECENT)
@@ -64,17 +98,20 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{ContentKeys, EVERY};
+    use super::{BlockName, ContentKeys, EVERY};
 
     proptest! {
-        /// Against a map of all keys: no wrong key is returned, and every sixteenth is.
+        /// Against a map of all keys: no wrong key is returned, and every sixteenth, or each, is.
         #[test]
         fn a_cached_key_is_its_blocks(
             steps in prop::collection::vec((0_u32..5000, 0_u32..40, 0_u8..4), 1..200),
+            dense in any::<bool>(),
         ) {
-            let (mut keys, mut all) = (ContentKeys::default(), BTreeMap::new());
+            let fresh = if dense { ContentKeys::of_all_blocks() } else { ContentKeys::default() };
+            let (mut keys, mut all) = (fresh, BTreeMap::new());
             for (at, (block, depth, what)) in steps.into_iter().enumerate() {
                 let key = [u8::try_from(at).unwrap(); 32];
+                let key = BlockName { key, private: at.is_multiple_of(3) };
                 if what == 0 {
                     keys.forget(block);
                     all.remove(&block);
@@ -86,7 +123,8 @@ mod tests {
                 for block in 0..5000 {
                     let known = all.get(&block);
                     prop_assert!(keys.get(block).is_none_or(|key| known.unwrap().1 == key));
-                    let must = known.is_some_and(|(depth, _)| depth.is_multiple_of(EVERY));
+                    let must =
+                        known.is_some_and(|(depth, _)| dense || depth.is_multiple_of(EVERY));
                     prop_assert!(!must || keys.get(block).is_some());
                 }
             }

@@ -8,11 +8,12 @@ use smallvec::SmallVec;
 
 use crate::block::{BlockId, Token};
 use crate::error::Result;
-use crate::record::{BlockKey, Label, Record, ScopeOwner, Usage, keys_with, scope_key};
+use crate::record::{BlockKey, Label, Record, ScopeOwner, Usage, chained, keys_with, scope_key};
 use crate::scope::Scope;
 use crate::time::{Nanos, stamp};
 
 use crate::manager::Manager;
+use crate::manager::keys::BlockName;
 
 impl Manager {
     /// Content keys of the full blocks of a sequence, cached or not. Cost: one hash per block.
@@ -28,8 +29,13 @@ impl Manager {
     }
 
     /// Content hash of a block: over the model, the scope and all tokens up to its end.
-    // Keys are chained: hash downwards from the nearest ancestor whose key is cached.
     pub(crate) fn key(&mut self, block: BlockId) -> BlockKey {
+        self.name(block).key
+    }
+
+    /// Name of a block.
+    // Keys are chained: hash downwards from the nearest ancestor whose name is cached.
+    pub(crate) fn name(&mut self, block: BlockId) -> BlockName {
         let mut path: SmallVec<[BlockId; 16]> = SmallVec::new();
         let (mut next, mut above) = (Some(block), None);
         while let Some(block) = next {
@@ -41,11 +47,28 @@ impl Manager {
             next = self.trie().parent(block);
         }
         for &block in path.iter().rev() {
-            let key = self.record_behind(block, above).key();
-            self.keys.put(block, self.trie().depth(block), key);
-            above = Some(key);
+            let name = self.name_behind(block, above);
+            self.keys.put(block, self.trie().depth(block), name);
+            above = Some(name);
         }
         above.expect("the path has a block")
+    }
+
+    /// Name of a block under the name of its parent.
+    pub(crate) fn name_behind(&self, block: BlockId, above: Option<BlockName>) -> BlockName {
+        let (parent, before) = match above {
+            Some(above) => (above.key, above.private),
+            None => {
+                let whose = &self.scopes.get(self.node(block).scope).whose;
+                (self.scope_key(whose.tenant(), whose.lora()), !whose.tenant().is_empty())
+            }
+        };
+        if self.scopes.digests.is_empty() {
+            let key = chained(parent, self.trie().tokens(block), &[]);
+            return BlockName { key, private: before };
+        }
+        let record = self.record_behind(block, above.map(|above| above.key));
+        BlockName { key: record.key(), private: before || !record.digests.is_empty() }
     }
 
     /// Index of all blocks by key. Cost: one hash per block of the trie.

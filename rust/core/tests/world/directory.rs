@@ -2,7 +2,7 @@
 //!
 //! Invariant: it reads block events and snapshots, nothing else of the manager.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kvtrie_core::block::{Layers, TierId, Token};
 use kvtrie_core::manager::{BlockEvent, BlockEventKind, Manager};
@@ -15,6 +15,8 @@ type Named = (BlockKey, Vec<Token>);
 #[derive(Debug, Default)]
 pub(super) struct Directory {
     copies: BTreeMap<(u64, TierId), Vec<u16>>,
+    /// The copies that events call complete.
+    whole: BTreeSet<(u64, TierId)>,
     keys: BTreeMap<BlockKey, Named>,
     next: u64,
 }
@@ -33,7 +35,31 @@ impl Directory {
             let state = String::from_utf8(manager.snapshot()).expect("text");
             let resident: BTreeMap<_, _> = state.lines().flat_map(copies).collect();
             assert_eq!(self.copies, resident, "of {events:?} and {state}");
+            self.compare_contents(manager);
         }
+    }
+
+    /// The listed contents are the copies, parents before children.
+    fn compare_contents(&self, manager: &mut Manager) {
+        let all = usize::from(manager.settings().layers);
+        let (next, contents) = manager.block_contents().expect("the manager is open");
+        assert_eq!(next, self.next);
+        let (mut listed_keys, mut parents) = (BTreeSet::new(), BTreeSet::new());
+        let mut listed = BTreeMap::new();
+        for event in contents {
+            assert_eq!((event.number, event.kind), (next, BlockEventKind::Stored));
+            assert_eq!(self.keys[&event.key], (event.parent, event.tokens.to_vec()));
+            let layers: Vec<u16> = event.layers.iter().collect();
+            assert_eq!(event.whole, layers.len() == all, "{event:?}");
+            assert!(listed.insert((event.block.0, event.tier), layers).is_none(), "{event:?}");
+            // No child of it was listed before it.
+            assert!(listed_keys.contains(&event.key) || !parents.contains(&event.key), "{event:?}");
+            listed_keys.insert(event.key);
+            parents.insert(event.parent);
+        }
+        assert_eq!(listed, self.copies);
+        let whole = listed.into_iter().filter(|(_, layers)| layers.len() == all);
+        assert_eq!(whole.map(|(copy, _)| copy).collect::<BTreeSet<_>>(), self.whole);
     }
 
     fn replay(&mut self, batch: &[BlockEvent]) {
@@ -50,11 +76,23 @@ impl Directory {
                     _ => panic!("{event:?} of a copy that has {held:?}"),
                 }
             }
+            if event.whole {
+                let changed = match event.kind {
+                    BlockEventKind::Stored => self.whole.insert(place),
+                    BlockEventKind::Removed => self.whole.remove(&place),
+                };
+                assert!(changed, "{event:?}");
+            }
             held.sort_unstable();
             if held.is_empty() {
                 self.copies.remove(&place);
             }
-            let named = (event.parent, event.tokens.clone());
+            if event.kind == BlockEventKind::Removed {
+                assert!(event.tokens.is_empty(), "{event:?}");
+                assert_eq!(self.keys[&event.key].0, event.parent, "{event:?}");
+                continue;
+            }
+            let named = (event.parent, event.tokens.to_vec());
             let known = self.keys.insert(event.key, named.clone());
             let same = known.is_none_or(|known| known == named);
             assert!(same, "one key, two blocks: {event:?}");

@@ -10,13 +10,19 @@
 use std::collections::VecDeque;
 
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
-use crate::block::{Handle, Layers, Place, TierId, Token};
+use crate::block::{BlockId, Handle, Layers, Place, TierId, Token};
 use crate::error::Result;
 use crate::manager::Manager;
+use crate::manager::keys::BlockName;
 use crate::record::BlockKey;
 use crate::residency::Change;
+use crate::scope::Whose;
 use crate::time::Nanos;
+
+/// Tokens of a block.
+pub type BlockTokens = SmallVec<[Token; 16]>;
 
 /// Kind of a block event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,28 +60,34 @@ pub struct BlockEvent {
     pub key: BlockKey,
     /// Content key of the block before it; of its scope for a first block.
     pub parent: BlockKey,
-    /// Its tokens.
-    pub tokens: Vec<Token>,
+    /// Whether it is the first block of a sequence.
+    pub first: bool,
+    /// Tokens of a block that was stored.
+    pub tokens: BlockTokens,
+    /// Owner of the scope of a block that was stored, if the scope has an adapter.
+    pub owner: Option<Whose>,
+    /// Whether it is of a tenant, or it or a block before it has a digest: an index that matches by
+    /// tokens would find it for others.
+    pub private: bool,
     /// Tier.
     pub tier: TierId,
     /// Group of layers.
     pub group: u8,
     /// Layers; they count within the group.
     pub layers: Layers,
+    /// Whether the copy is complete from this event on, or was until this event.
+    pub whole: bool,
 }
 
-/// A change whose block has a name.
+/// A change of a copy, with the name of its block, which may leave the trie.
 #[derive(Debug)]
 struct NamedChange {
-    block: Handle,
+    change: Change,
+    handle: Handle,
     depth: u32,
-    key: BlockKey,
+    name: BlockName,
+    /// Key of the block before it, or of its scope.
     parent: BlockKey,
-    tokens: Vec<Token>,
-    tier: TierId,
-    group: u8,
-    before: Layers,
-    after: Layers,
 }
 
 /// The queue of block events.
@@ -108,19 +120,42 @@ impl Manager {
         }
     }
 
-    fn name_change(&mut self, Change { tier, block, group, before, after }: Change) {
-        let above = self.trie().parent(block).map(|parent| self.key(parent));
-        let record = self.record_behind(block, above);
-        let key = self.keys.get(block).unwrap_or_else(|| {
-            let key = record.key();
-            self.keys.put(block, self.trie().depth(block), key);
-            key
+    fn name_change(&mut self, change: Change) {
+        let (block, above) = (change.block, self.trie().parent(change.block));
+        let above = above.map(|parent| self.name(parent));
+        let name = self.keys.get(block).unwrap_or_else(|| {
+            let name = self.name_behind(block, above);
+            self.keys.put(block, self.trie().depth(block), name);
+            name
         });
+        let parent = above.map_or_else(|| self.scope_key_of(block), |above| above.key);
         let (handle, depth) = (self.trie().handle(block), self.trie().depth(block));
-        let (parent, tokens) = (record.parent, record.tokens);
-        let block = handle;
-        let named = NamedChange { block, depth, key, parent, tokens, tier, group, before, after };
-        self.block_events.open.push(named);
+        self.block_events.open.push(NamedChange { change, handle, depth, name, parent });
+    }
+
+    /// Owner of a block's scope, if that has an adapter.
+    fn adapter_owner(&self, block: BlockId) -> Option<Whose> {
+        self.scopes.get(self.node(block).scope).whose.with_adapter()
+    }
+
+    /// All layers of a group; those of a group after the first come and go together.
+    fn layers_of(&self, group: u8, valid: Layers) -> Layers {
+        if group == 0 { self.all_layers() } else { valid }
+    }
+
+    /// Lists the copies there are, as events that stored them at the present time, parents before
+    /// children. Returns the number of the next event as well. Cost: O(blocks), and at most one hash
+    /// each.
+    ///
+    /// # Errors
+    /// [`crate::error::Error::Closed`] or [`crate::error::Error::Invariant`].
+    pub fn block_contents(&mut self) -> Result<(u64, Contents<'_>)> {
+        self.open()?;
+        self.end_block_events();
+        let roots = self.scopes.all();
+        let firsts = roots.flat_map(|(_, scope)| self.trie().first_blocks(scope.root));
+        let open = firsts.map(|block| (block, None)).collect();
+        Ok((self.block_events.next, Contents { manager: self, open, of_block: Vec::new() }))
     }
 
     /// The changes so far become events, at their time, before it passes.
@@ -135,8 +170,68 @@ impl Manager {
 
     fn end_block_events(&mut self) {
         self.name_changes();
-        let (at, most) = (self.clock.last(), self.settings.block_events);
-        self.block_events.end(at, most);
+        if self.block_events.open.is_empty() {
+            return;
+        }
+        let net = net(std::mem::take(&mut self.block_events.open));
+        for change in net.iter().rev() {
+            self.queue_block_events(change, BlockEventKind::Removed);
+        }
+        for change in &net {
+            self.queue_block_events(change, BlockEventKind::Stored);
+        }
+    }
+
+    /// Queues the events of one kind of a change.
+    fn queue_block_events(&mut self, named: &NamedChange, kind: BlockEventKind) {
+        let NamedChange { change, handle: block, depth, name, parent } = *named;
+        let Change { tier, group, before, after, .. } = change;
+        let (more, less) = match kind {
+            BlockEventKind::Stored => (after, before),
+            BlockEventKind::Removed => (before, after),
+        };
+        let whole = more == self.layers_of(group, more);
+        let mut parts = behind(more, less).peekable();
+        while let Some(layers) = parts.next() {
+            // A copy that there is now has a block in the trie.
+            let (tokens, owner) = match kind {
+                BlockEventKind::Stored => {
+                    (self.real_tokens(change.block), self.adapter_owner(change.block))
+                }
+                BlockEventKind::Removed => (BlockTokens::new(), None),
+            };
+            let events = &mut self.block_events;
+            if events.queue.len() == self.settings.block_events {
+                events.queue.pop_front();
+            }
+            events.queue.push_back(BlockEvent {
+                number: events.next,
+                at: self.clock.last(),
+                kind,
+                block,
+                key: name.key,
+                parent,
+                first: depth == 0,
+                tokens,
+                owner,
+                private: name.private,
+                tier,
+                group,
+                layers,
+                whole: whole && parts.peek().is_none(),
+            });
+            events.next += 1;
+        }
+    }
+
+    /// Tokens of a block, without the numbers of digests.
+    fn real_tokens(&self, block: BlockId) -> BlockTokens {
+        let (digests, tokens) = (&self.scopes.digests, self.trie().tokens(block));
+        if digests.is_empty() {
+            return BlockTokens::from_slice(tokens);
+        }
+        let real = |&token: &Token| digests.pair(token).map_or(token, |pair| pair.0);
+        tokens.iter().map(real).collect()
     }
 
     /// Everything leaves by `reset`.
@@ -158,64 +253,82 @@ impl Manager {
     }
 }
 
-impl BlockEvents {
-    fn end(&mut self, at: Nanos, most: usize) {
-        if self.open.is_empty() {
-            return;
-        }
-        let mut net: Vec<NamedChange> = Vec::with_capacity(self.open.len());
-        let mut known: FxHashMap<(TierId, u8, Handle), usize> = FxHashMap::default();
-        for change in self.open.drain(..) {
-            let name = (change.tier, change.group, change.block);
-            let place = *known.entry(name).or_insert(net.len());
-            match net.get_mut(place) {
-                Some(first) => first.after = change.after,
-                None => net.push(change),
-            }
-        }
-        // No block changes twice now, so any order of them is right.
-        net.sort_by_key(|change| change.depth);
-        for change in net.iter_mut().rev() {
-            for layers in behind(change.before, change.after) {
-                self.push(change, BlockEventKind::Removed, layers, at, most);
-            }
-        }
-        for change in &mut net {
-            for layers in behind(change.after, change.before) {
-                self.push(change, BlockEventKind::Stored, layers, at, most);
-            }
+/// The net effect of changes of one time, in the order of depth.
+fn net(changes: Vec<NamedChange>) -> Vec<NamedChange> {
+    let mut net: Vec<NamedChange> = Vec::with_capacity(changes.len());
+    let mut known: FxHashMap<(TierId, u8, Handle), usize> = FxHashMap::default();
+    known.reserve(changes.len());
+    for named in changes {
+        let place = (named.change.tier, named.change.group, named.handle);
+        let place = *known.entry(place).or_insert(net.len());
+        match net.get_mut(place) {
+            Some(first) => first.change.after = named.change.after,
+            None => net.push(named),
         }
     }
+    // No copy changes twice now, so any order of them is right.
+    net.sort_by_key(|named| named.depth);
+    net
+}
 
-    fn push(
-        &mut self,
-        change: &mut NamedChange,
-        kind: BlockEventKind,
-        layers: Layers,
-        at: Nanos,
-        most: usize,
-    ) {
-        if self.queue.len() == most {
-            self.queue.pop_front();
+/// The copies that a manager has.
+#[derive(Debug)]
+pub struct Contents<'a> {
+    manager: &'a Manager,
+    /// Blocks to list, each with the name of its parent.
+    open: Vec<(BlockId, Option<BlockName>)>,
+    /// Copies of the block at hand.
+    of_block: Vec<BlockEvent>,
+}
+
+impl Iterator for Contents<'_> {
+    type Item = BlockEvent;
+
+    fn next(&mut self) -> Option<BlockEvent> {
+        loop {
+            if let Some(event) = self.of_block.pop() {
+                return Some(event);
+            }
+            let (block, above) = self.open.pop()?;
+            let name = self.manager.keys.get(block);
+            let name = name.unwrap_or_else(|| self.manager.name_behind(block, above));
+            self.list(block, name, above);
+            let children = self.manager.trie().children(block);
+            self.open.extend(children.map(|child| (child, Some(name))));
         }
-        let NamedChange { block, key, parent, tier, group, before, after, .. } = *change;
-        // A copy that comes or goes as a whole is one event, which may have its tokens.
-        let whole = before.is_empty() || after.is_empty();
-        let tokens = if whole { std::mem::take(&mut change.tokens) } else { change.tokens.clone() };
-        let number = self.next;
-        self.next += 1;
-        self.queue.push_back(BlockEvent {
-            number,
-            at,
-            kind,
-            block,
-            key,
-            parent,
-            tokens,
-            tier,
-            group,
-            layers,
-        });
+    }
+}
+
+impl Contents<'_> {
+    /// Lists the copies of a block.
+    fn list(&mut self, block: BlockId, name: BlockName, above: Option<BlockName>) {
+        let manager = self.manager;
+        let parent = above.map_or_else(|| manager.scope_key_of(block), |above| above.key);
+        for tier in 0..manager.tiers.len() {
+            for group in 0..manager.points.other_numbers().end {
+                let layers = manager.residency(Place::new(tier, group), block).usable();
+                if layers.is_empty() {
+                    continue;
+                }
+                let group = u8::try_from(group).expect("few groups");
+                self.of_block.push(BlockEvent {
+                    number: manager.block_events.next,
+                    at: manager.clock.last(),
+                    kind: BlockEventKind::Stored,
+                    block: manager.trie().handle(block),
+                    key: name.key,
+                    parent,
+                    first: above.is_none(),
+                    tokens: manager.real_tokens(block),
+                    owner: manager.adapter_owner(block),
+                    private: name.private,
+                    tier,
+                    group,
+                    layers,
+                    whole: layers == manager.layers_of(group, layers),
+                });
+            }
+        }
     }
 }
 

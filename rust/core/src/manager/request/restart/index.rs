@@ -6,12 +6,13 @@
 use crate::block::{BlockId, GroupId, Handle, Layers, NO_SLOT, Place, Slot, Structure, TierId};
 use crate::error::{Error, Result};
 use crate::memory;
-use crate::record::{Label, Record};
+use crate::record::{BlockKey, Label, Record};
 use crate::scope::Scope;
 use crate::tier::ResidencyState;
 use crate::time::{Nanos, stamp};
 
 use crate::manager::Manager;
+use crate::manager::keys::BlockName;
 use crate::manager::node::Node;
 use crate::manager::points::Stay;
 use crate::manager::request::matching::path::path_border;
@@ -132,9 +133,7 @@ impl Manager {
             let Some((block, fresh)) = self.load_row(tier, row, parent, now) else { continue };
             *slot = !fresh;
             loaded += usize::from(fresh);
-            let key = row.label.record.key();
-            self.keys.put(block, self.trie().depth(block), key);
-            known.insert(key, block);
+            known.insert(self.note_key(block, parent, row), block);
         }
         // The slots that no row took become free again.
         self.blocks.put_back(tier, &free);
@@ -161,8 +160,7 @@ impl Manager {
             }
             let block = self.load_row(tier, row, parent, now);
             if let Some((block, _)) = block {
-                self.keys.put(block, self.trie().depth(block), key);
-                known.insert(key, block);
+                known.insert(self.note_key(block, parent, row), block);
             }
             if block.is_some_and(|(_, fresh)| fresh) {
                 loaded += 1;
@@ -178,6 +176,17 @@ impl Manager {
             self.add_point(tier, &path, path_border(&path), Stay::Newest);
         }
         Ok(loaded)
+    }
+
+    /// Caches the name of a row's block; returns its key.
+    fn note_key(&mut self, block: BlockId, parent: Option<BlockId>, row: &Row) -> BlockKey {
+        let Record { scope, digests, .. } = &row.label.record;
+        let own = scope.as_ref().is_some_and(|owner| !owner.tenant.is_empty());
+        let private =
+            own || !digests.is_empty() || parent.is_some_and(|parent| self.name(parent).private);
+        let key = row.label.record.key();
+        self.keys.put(block, self.trie().depth(block), BlockName { key, private });
+        key
     }
 
     /// Makes a block resident in the group and the slot of a row, if it is absent there and the slot is
