@@ -47,6 +47,7 @@ __all__ = [
     "Copy",
     "DiskStore",
     "Event",
+    "EventBatches",
     "Eviction",
     "Explanation",
     "Failed",
@@ -2076,6 +2077,51 @@ class Explanation:
     def words(self) -> str | None: ...
 
 @final
+class EventBatches:
+    """The block events of a manager, encoded as vLLM's KV events; `kvtrie.cluster.Publisher` sends them.
+
+    Args:
+        manager: made with `events_of="residency"`.
+        mediums: the medium of each tier; None of a tier that is not published.
+        hashes: name of a block: "int" for the last 8 bytes of its content key, "bytes" for the key.
+        form: each event as a "map" or an "array".
+        rank: data-parallel rank of the engine.
+
+    Raises:
+        ConfigError: a wrong argument, a manager without such events, or with another such object
+            that is not closed.
+    """
+
+    def __new__(
+        cls,
+        manager: BlockManager,
+        mediums: Sequence[str | None],
+        *,
+        hashes: Literal["int", "bytes"],
+        form: Literal["map", "array"],
+        rank: int,
+    ) -> Self: ...
+    def take(
+        self, ts: float, contents: bool
+    ) -> tuple[bytes | None, bytes | None, tuple[int, int, int], bool]:
+        """Take the events since the last call.
+
+        Args:
+            ts: time of the batches, in seconds since 1970.
+            contents: whether the contents are wanted too, as a batch that clears a reader first.
+
+        Returns:
+            the events as a msgpack batch, None without any; the contents, if wanted or if events
+            were lost; blocks stored, removed and withheld; whether events were lost.
+
+        Raises:
+            ClosedError: the manager is closed.
+        """
+
+    def close(self) -> None:
+        """Allow another such object."""
+
+@final
 class HintReply:
     """Result of a hint.
 
@@ -2164,7 +2210,8 @@ class Event:
             overwritten. None of evictions, as all below.
         key: content key of the block, 32 bytes, equal in every process.
         parent: content key of the block before it; of its scope for a first block.
-        tokens: the block's tokens.
+        first: whether it is the first block of a sequence.
+        tokens: tokens of a block that was stored; none of one removed.
     """
 
     @property
@@ -2195,6 +2242,8 @@ class Event:
     def key(self) -> bytes | None: ...
     @property
     def parent(self) -> bytes | None: ...
+    @property
+    def first(self) -> bool | None: ...
     @property
     def tokens(self) -> list[int] | None: ...
 

@@ -35,6 +35,8 @@ pub(crate) struct Event {
     key: Option<[u8; 32]>,
     /// Content key of the block before it, or of its scope.
     parent: Option<[u8; 32]>,
+    /// Whether it is the first block of a sequence.
+    first: Option<bool>,
     /// Tokens of the block.
     tokens: Option<Vec<u32>>,
 }
@@ -67,10 +69,12 @@ impl From<manager::BlockEvent> for Event {
             block,
             key,
             parent,
+            first,
             tokens,
             tier,
             group,
             layers,
+            ..
         } = event;
         Self {
             kind: kind.name(),
@@ -83,7 +87,8 @@ impl From<manager::BlockEvent> for Event {
             number: Some(number),
             key: Some(key),
             parent: Some(parent),
-            tokens: Some(tokens),
+            first: Some(first),
+            tokens: Some(tokens.into_vec()),
             ..Self::default()
         }
     }

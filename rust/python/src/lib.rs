@@ -2,7 +2,7 @@
 //! for plain records.
 //!
 //! ```text
-//! manager, lease, simulation, disk, kept, remote      classes with calls
+//! manager, lease, event_batches, simulation, disk, kept, remote      classes with calls
 //!     +--> tokens, scope, settings, hint, mark, matched      arguments
 //!     +--> plan, moves, stats, histogram, event, miss, record, routing, index      results
 //! shared --> error, number, text, arrays, memory      what each conversion uses
@@ -17,6 +17,7 @@ mod arrays;
 mod disk;
 mod error;
 mod event;
+mod event_batches;
 #[cfg(feature = "faults")]
 mod faults;
 mod hint;
@@ -54,6 +55,7 @@ mod _kvtrie {
     use crate::{
         disk::DiskStore,
         event::Event,
+        event_batches::EventBatches,
         hint::HintReply,
         histogram::Histogram,
         index::Index,

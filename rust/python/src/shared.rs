@@ -4,6 +4,7 @@
 //! the interpreter. Cost: one uncontended lock per call.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvtrie_core::error::Result;
 use kvtrie_core::manager::Manager;
@@ -25,13 +26,19 @@ struct Inner {
     manager: Arc<Locked>,
     /// Kind and layer slots of each tier; constant.
     tiers: Vec<(Kind, bool)>,
+    /// Whether an object publishes its events.
+    published: AtomicBool,
 }
 
 impl Shared {
     pub(crate) fn new(manager: Manager) -> Self {
         let tiers = manager.settings().tiers.iter();
         let tiers = tiers.map(|tier| (tier.kind, tier.layer_slots)).collect();
-        Self(Arc::new(Inner { manager: Arc::new(Locked::new(manager)), tiers }))
+        Self(Arc::new(Inner {
+            manager: Arc::new(Locked::new(manager)),
+            tiers,
+            published: AtomicBool::new(false),
+        }))
     }
 
     /// The manager, for a simulation that calls it.
@@ -51,6 +58,16 @@ impl Shared {
             let known: Vec<&str> = tiers.iter().map(|(kind, _)| kind.name()).collect();
             bad(format!("there is no tier '{name}', only {}", known.join(", ")))
         })
+    }
+
+    /// Begins to publish the events; false if an object does.
+    pub(crate) fn publish(&self) -> bool {
+        !self.0.published.swap(true, Ordering::AcqRel)
+    }
+
+    /// Ends publishing.
+    pub(crate) fn end_publishing(&self) {
+        self.0.published.store(false, Ordering::Release);
     }
 
     /// Number of tiers.
