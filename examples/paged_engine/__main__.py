@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,9 @@ def main() -> int:
     parser.add_argument(
         "--fail-on", type=int, default=1, help="rank whose first load fails (default: %(default)s)"
     )
+    parser.add_argument(
+        "--events", metavar="ENDPOINT", help="publish KV events, as at tcp://127.0.0.1:5557"
+    )
     try:
         return _run(parser.parse_args())
     except KeyboardInterrupt:
@@ -41,10 +44,12 @@ def _run(given: argparse.Namespace) -> int:
     from examples.paged_engine import chats
     from examples.paged_engine.ranks import RankLostError
     from examples.paged_engine.scheduler import Scheduler
+    from kvtrie.cluster import Publisher
 
     model = chats.tiny_llama()
     try:
-        manager, ranks = chats.start(model, given.gpu, given.host, given.fail_on)
+        published = given.events is not None
+        manager, ranks = chats.start(model, given.gpu, given.host, given.fail_on, events=published)
 
         def look(step: int, report: StepReport) -> None:
             if given.audit:
@@ -52,8 +57,9 @@ def _run(given: argparse.Namespace) -> int:
             if not given.json:
                 _print(_line(step, report))
 
-        with closing(ranks):
-            scheduler = Scheduler(manager, ranks, time.monotonic_ns)
+        with closing(ranks), ExitStack() as stack:
+            publisher = stack.enter_context(Publisher(manager, given.events)) if published else None
+            scheduler = Scheduler(manager, ranks, time.monotonic_ns, publisher)
             answered, reports = chats.serve(scheduler, look)
     except (RankLostError, ValueError) as error:
         return _end(str(error), 1)

@@ -87,10 +87,18 @@ def tiny_llama() -> Any:  # noqa: ANN401 - LlamaForCausalLM, whose methods are u
     return LlamaForCausalLM(config).eval()
 
 
-def start(model: Any, gpu: int, host: int, fail_on: int) -> tuple[BlockManager, Ranks]:  # noqa: ANN401
+def start(
+    model: Any,  # noqa: ANN401
+    gpu: int,
+    host: int,
+    fail_on: int,
+    *,
+    events: bool = False,
+) -> tuple[BlockManager, Ranks]:
     """A manager whose gpu tier is the engine's, and two ranks with the memory of its tiers.
 
-    The first load fails on rank `fail_on`.
+    The first load fails on rank `fail_on`. With `events` the manager keeps those of its blocks for
+    a publisher.
     """
     shape = ModelShape.from_config(model.config, tp=2)
     manager = BlockManager(
@@ -100,6 +108,8 @@ def start(model: Any, gpu: int, host: int, fail_on: int) -> tuple[BlockManager, 
         structure="holes",
         cost=Cost(ns_per_token=200_000),  # compute time that plans compare with loads
         ranks=2,
+        events=10_000 if events else 0,
+        events_of="residency",
     )
     config = model.config.to_dict()
     setups = [

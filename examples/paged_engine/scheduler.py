@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from examples.paged_engine.ranks import Ranks
     from kvtrie import BlockManager, Lease
+    from kvtrie.cluster import Publisher
 
 
 @dataclass(slots=True)
@@ -83,8 +84,15 @@ class Scheduler:
         clock: nanoseconds that never fall.
     """
 
-    def __init__(self, manager: BlockManager, ranks: Ranks, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        manager: BlockManager,
+        ranks: Ranks,
+        clock: Callable[[], int],
+        publisher: Publisher | None = None,
+    ) -> None:
         self._manager = manager
+        self._publisher = publisher
         self._ranks = ranks
         self._clock = clock
         self._size = manager.block_tokens
@@ -130,6 +138,8 @@ class Scheduler:
         failed = self._copies.complete(replies, self._clock())
         self._book(copies, failed)
         self._commit(batch, replies[0].tokens)
+        if self._publisher is not None:
+            self._publisher.pump()  # routers learn which blocks came and which left
         return self._report
 
     # ---------------------------------------------------------------------- requests and slots

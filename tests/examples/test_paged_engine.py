@@ -15,6 +15,7 @@ from threading import Thread
 
 import pytest
 import torch
+from event_readers import Subscriber, VllmReader
 
 from examples.paged_engine import chats
 from examples.paged_engine.model import Sequence, shard
@@ -23,6 +24,7 @@ from examples.paged_engine.scheduler import ChatRequest, Scheduler, StepEvent, S
 from examples.paged_engine.slots import Slots
 from examples.paged_engine.worker import Setup, _Worker
 from kvtrie import ModelShape, Moves
+from kvtrie.cluster import Publisher
 
 pytestmark = pytest.mark.engine
 
@@ -351,6 +353,19 @@ def test_a_dead_worker_is_an_error_and_not_a_hang(llama):
         with pytest.raises(RankLostError, match=r"^rank 1 \(process \d+\) ended with status -9$"):
             scheduler.step()
         assert [process.exitcode for process in ranks.processes] == [0, -9]
+
+
+@pytest.mark.slow
+def test_a_reader_of_its_events_knows_the_host_tier(llama):
+    manager, ranks = chats.start(llama, 16, 32, -1, events=True)
+    address = "tcp://127.0.0.1:0"
+    with closing(ranks), Publisher(manager, address, address) as publisher:
+        scheduler = Scheduler(manager, ranks, partial(next, count()), publisher)
+        chats.serve(scheduler, lambda *_: None)
+        with Subscriber(VllmReader(), publisher.endpoint, publisher.replay) as subscriber:
+            known = len(subscriber.reader.names("CPU"))
+        assert known == manager.stats().tiers["host"].copies > 10
+        assert publisher.counts.contents == 1
 
 
 @pytest.mark.slow
