@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from event_readers import Subscriber, VllmReader
 from kept import memory_folder
 from tinymodels import some
 
 from kvtrie import ResumePoints, Scope
+from kvtrie.cluster import Publisher
 from kvtrie.demo.families import VOCABULARY, family
 from kvtrie.engines import transformers
 from kvtrie.engines.transformers import KvtrieCache
@@ -22,6 +24,7 @@ from kvtrie.tiers import KeptPool, agreement
 
 IDS = some(1, 1, 40)
 FAMILY = "qwen3-next"
+ANY = "tcp://127.0.0.1:0"
 OF_ALL = IDS % VOCABULARY  # tokens of any model here
 SIZES = {"host": "2MB", "gpu": "1MB", "block_tokens": 8}
 IN_CHILD = (
@@ -294,3 +297,38 @@ def test_leaving_gives_the_memory_of_all_tiers_back(groups, kept, llama):
         kv.cache(OF_ALL)
     with pytest.raises(ClosedError, match=r"closed: open"):
         KvtrieCache(model, kv.executor, OF_ALL)
+
+
+def test_the_blocks_are_published_where_events_are_wanted(llama):
+    with transformers.open(llama, events=ANY, replay=ANY, **SIZES) as kv:
+        publisher = kv.publisher
+        answer(llama, kv)
+        with Subscriber(VllmReader(), publisher.endpoint, publisher.replay) as subscriber:
+            assert subscriber.reader.counts(IDS[0].tolist(), "GPU") == 40
+            assert publisher.counts.stored == 5
+    with pytest.raises(ClosedError):
+        publisher.pump()
+    with transformers.open(llama, **SIZES) as kv:
+        assert kv.publisher is None
+        with pytest.raises(ConfigError, match="events_of='residency'"):
+            KvtrieCache(llama, kv.executor, IDS, events=ANY)
+    with pytest.raises(ConfigError, match="nothing is published"):
+        transformers.open(llama, replay=ANY, **SIZES)
+    with pytest.raises(ConfigError, match="public=True"):
+        transformers.open(llama, events="tcp://*:0", **SIZES)
+
+
+def test_a_cache_publishes_the_blocks_of_its_manager_until_it_is_closed(llama):
+    with transformers.open(llama, events=ANY, **SIZES) as kv:
+        kv.publisher.close()
+        with KvtrieCache(llama, kv.executor, IDS, reserve=8, events=ANY) as cache:
+            endpoint = cache._events.endpoint
+            llama.generate(IDS, past_key_values=cache, max_new_tokens=8, do_sample=False)
+            assert cache._events.counts.stored == 5
+        with Publisher(kv.executor.manager, endpoint) as publisher:
+            with KvtrieCache(llama, kv.executor, IDS, events=publisher):
+                pass
+            publisher.pump()
+        with pytest.raises(ConfigError, match="events"):
+            KvtrieCache(llama, kv.executor, IDS, events=7)
+        assert kv.executor.manager.stats().leases == 0

@@ -34,7 +34,7 @@ from kvtrie.engines.transformers.passes import Passes
 from kvtrie.engines.transformers.recovery import RowRecovery
 from kvtrie.engines.transformers.rows import check_repeated
 from kvtrie.errors import ClosedError, ConfigError
-from kvtrie.settings.argument import flag
+from kvtrie.settings.argument import flag, instance
 from kvtrie.tiers import Pool
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from kvtrie import Lease, Scope
+    from kvtrie.cluster import Publisher
     from kvtrie.transfer import Executor
 
 __all__ = ["KvtrieCache"]
@@ -78,6 +79,9 @@ class KvtrieCache(Cache):
             shared store and where something amid a match is computed. Passes that opening runs for
             states wait layer by layer, too.
         lookup_s: seconds that opening asks a shared store for the prompts, if the last tier is one.
+        events: a publisher of the manager's blocks that each pass pumps, or an endpoint, as
+            `tcp://127.0.0.1:5557`, where this cache publishes them until it is closed; None
+            publishes nothing.
 
     Attributes:
         scope: whose KV the rows share: the given scope, with what RoPE adds to it.
@@ -103,6 +107,7 @@ class KvtrieCache(Cache):
         sessions: Sequence[str] | None = None,
         use_layerwise: bool = True,
         lookup_s: float = LOOKUP_S,
+        events: Publisher | str | None = None,
     ) -> None:
         super().__init__(layers=[])
         pool = executor.pools[0]
@@ -113,6 +118,8 @@ class KvtrieCache(Cache):
         self._executor = executor
         self._passes = passes = Passes(model, executor, pool.groups, longest)
         self._ids: torch.Tensor | None = None
+        self._events: Publisher | None = None
+        self._own_events = False
         self.scope = passes.scope(scope)
         ask_store(executor, prompts, self.scope, lookup_s)
         recovery = RowRecovery(executor, passes, pool)
@@ -122,6 +129,7 @@ class KvtrieCache(Cache):
         layerwise = flag("use_layerwise", use_layerwise) and Arrival.wanted(executor)
         self._begin_life(batch)
         try:
+            self._publish(events)
             admit(
                 executor,
                 prompts,
@@ -145,6 +153,7 @@ class KvtrieCache(Cache):
         made = object.__new__(cls)
         Cache.__init__(made, layers=[])
         made._executor, made._passes, made._ids = executor, passes, None
+        made._events, made._own_events = None, False
         made._begin_life(batch)
         return made
 
@@ -177,6 +186,7 @@ class KvtrieCache(Cache):
         batch = self._batch.over(())
         memo[id(self)] = made = self._over(self._executor, self._passes, batch)
         made.scope = self.scope
+        made._events = self._events  # noqa: SLF001 - one of its kind
         try:
             self._batch.fork(batch)
         except BaseException:
@@ -223,6 +233,8 @@ class KvtrieCache(Cache):
             self._life.end()
             for blocks in used:
                 self._executor.used(blocks)
+            if self._own_events and self._events is not None:
+                self._events.close()
 
     @as_is
     def update(
@@ -386,6 +398,19 @@ class KvtrieCache(Cache):
         if output is not None and named(entry, args, kwargs).get("past_key_values") is self:
             self._batch.commit()
             self._ids = None
+            if self._events is not None:
+                self._events.pump()
+
+    def _publish(self, events: Publisher | str | None) -> None:
+        """Begin to publish the manager's blocks."""
+        if events is None:
+            return
+        from kvtrie.cluster import Publisher
+
+        if isinstance(events, str):
+            self._events, self._own_events = Publisher(self._executor.manager, events), True
+        else:
+            self._events = instance("events", events, Publisher)
 
     def _open(self) -> None:
         if not self._life.alive:

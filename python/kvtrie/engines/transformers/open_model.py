@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from kvtrie import Scope
+    from kvtrie.cluster import Publisher
     from kvtrie.transfer import Executor
 
 __all__ = ["OpenModel", "close_executor"]
@@ -36,10 +37,18 @@ class OpenModel:
         model: the model.
         executor: carries out the moves of the tiers.
         scope: whose KV caches share.
+        publisher: publishes the blocks to routers; None publishes nothing.
     """
 
-    def __init__(self, model: PreTrainedModel, executor: Executor, scope: Scope | None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        executor: Executor,
+        scope: Scope | None,
+        publisher: Publisher | None = None,
+    ) -> None:
         self.model, self.executor, self.scope = model, executor, scope
+        self.publisher = publisher
         self._open = True
 
     def cache(
@@ -67,6 +76,7 @@ class OpenModel:
             scope=self.scope,
             sessions=sessions,
             lookup_s=lookup_s,
+            events=self.publisher,
         )
 
     def close(self) -> None:
@@ -80,6 +90,8 @@ class OpenModel:
         try:
             self.executor.save()
         finally:
+            if self.publisher is not None:
+                self.publisher.close()
             close_executor(self.executor)
 
     def __enter__(self) -> Self:

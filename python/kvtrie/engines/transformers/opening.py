@@ -19,7 +19,7 @@ from kvtrie.engines.server.startup import OpenTier, startup_line, startup_warnin
 from kvtrie.engines.transformers.layer_trial import model_shape, no_cache
 from kvtrie.engines.transformers.open_model import OpenModel, close_executor
 from kvtrie.errors import ConfigError
-from kvtrie.settings.argument import instance, masked
+from kvtrie.settings.argument import instance, masked, shown
 from kvtrie.settings.sizes import free_memory, path_and_size, size
 from kvtrie.settings.tier import DEFAULT_POLICY
 from kvtrie.tiers import (
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from kvtrie import Scope
+    from kvtrie.cluster import Publisher
     from kvtrie.tiers import TierBytes
 
 __all__ = ["check_written", "open"]
@@ -45,6 +46,7 @@ __all__ = ["check_written", "open"]
 _LOG = logging.getLogger(__name__)
 _SHARE = "25%"
 _TRACKED = 10_000_000  # blocks of a shared store
+_EVENTS = 65_536  # between two passes; of more, all contents are published
 
 
 def open(  # noqa: A001 - read as `transformers.open`
@@ -59,6 +61,8 @@ def open(  # noqa: A001 - read as `transformers.open`
     keep: str | None = None,
     remote: str | None = None,
     resume: ResumePoints | None = None,
+    events: str | None = None,
+    replay: str | None = None,
 ) -> OpenModel:
     """Open tiers for the KV of a model, with the blocks that an earlier process left.
 
@@ -82,6 +86,9 @@ def open(  # noqa: A001 - read as `transformers.open`
         resume: keep groups of layers apart, so that layers with a window keep no more than that;
             None does so where layers keep states or KV of different shapes, and otherwise keeps
             all tokens of all layers.
+        events: where routers read which blocks there are, as `tcp://127.0.0.1:5557`, by
+            `kvtrie.cluster.Publisher`; None publishes nothing.
+        replay: where they ask for earlier events.
 
     Raises:
         ConfigError: a size, path, URL or policy that cannot be, a model whose KV no tier holds, a
@@ -115,7 +122,14 @@ def open(  # noqa: A001 - read as `transformers.open`
     if remote is not None:
         tiers.append(Tier("remote", blocks=_TRACKED, path=remote))
     manager = BlockManager(
-        shape, tiers, block_tokens=block_tokens, policy=policy, resume=resume, explain=True
+        shape,
+        tiers,
+        block_tokens=block_tokens,
+        policy=policy,
+        resume=resume,
+        explain=True,
+        events=0 if events is None else _EVENTS,
+        events_of="residency",
     )
     pools = open_pools(shape, tiers, block_tokens, resume=resume)
     try:
@@ -126,11 +140,24 @@ def open(  # noqa: A001 - read as `transformers.open`
         raise
     try:
         executor.restore()
+        publisher = _publisher(manager, events, replay)
         _report(executor, tiers, policy)
     except BaseException:
         close_executor(executor)
         raise
-    return OpenModel(model, executor, scope)
+    return OpenModel(model, executor, scope, publisher)
+
+
+def _publisher(manager: BlockManager, events: str | None, replay: str | None) -> Publisher | None:
+    if events is None:
+        if replay is not None:
+            raise ConfigError(
+                f"replay is {shown(replay)}, and events is None: nothing is published"
+            )
+        return None
+    from kvtrie.cluster import Publisher
+
+    return Publisher(manager, events, replay)
 
 
 def _shape(model: PreTrainedModel, *, by_layer: bool) -> ModelShape:
