@@ -2078,7 +2078,7 @@ class Explanation:
 
 @final
 class EventBatches:
-    """The block events of a manager, encoded as vLLM's KV events; `kvtrie.cluster.Publisher` sends them.
+    """Encoder of a manager's block events, for `kvtrie.cluster.Publisher`.
 
     Args:
         manager: made with `events_of="residency"`.

@@ -1,13 +1,15 @@
 """Several machines behind a router: what other services know of the blocks of each one.
 
-Engines publish events; an index service knows from them which machine has which blocks, and a
-selection service also chooses the machine of a request. kvtrie asks such services and runs none:
-see `docs/cluster.md`.
+Engines publish events, those over a manager of kvtrie's with `Publisher`; an index service knows
+from them which machine has which blocks, and a selection service also chooses the machine of a
+request. kvtrie asks such services and runs none: see `docs/cluster.md`.
 
 Invariant: importing this package loads neither torch nor a client library.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from kvtrie.cluster.dynamo_index import DynamoIndex
 from kvtrie.cluster.dynamo_selector import DynamoSelector, SelectorStats
@@ -16,11 +18,17 @@ from kvtrie.cluster.locality_rule import locality
 from kvtrie.cluster.selector import Selector, open_selector
 from kvtrie.cluster.service import ServiceStats
 
+if TYPE_CHECKING:
+    from kvtrie.cluster.publisher import MEDIUMS, Publisher, PublisherCounts
+
 __all__ = [
+    "MEDIUMS",
     "DynamoIndex",
     "DynamoSelector",
     "Held",
     "Index",
+    "Publisher",
+    "PublisherCounts",
     "Selector",
     "SelectorStats",
     "ServiceStats",
@@ -28,3 +36,16 @@ __all__ = [
     "open_index",
     "open_selector",
 ]
+
+_PUBLISHER = ("MEDIUMS", "Publisher", "PublisherCounts")
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - it needs pyzmq
+    """Import the publisher."""
+    if name not in _PUBLISHER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from kvtrie.cluster import publisher
+    except ImportError as error:
+        raise ImportError("a publisher needs: pip install 'kvtrie[cluster]'") from error
+    return getattr(publisher, name)

@@ -1,0 +1,140 @@
+"""History: the batches of a publisher that readers can ask for again, and the socket that asks.
+
+Invariant: what `since` returns brings a reader that knows all before a number, or nothing, to the
+state after the last batch. Cost: a ring of batches; the contents, once a reader asked for more than
+the ring has.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+import zmq
+
+from kvtrie.errors import ClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["END", "History", "HistoryServer"]
+
+END = (-1).to_bytes(8, "big", signed=True)
+"""Number of the message that ends an answer."""
+
+_SEND_MS = 1000
+_FRAMES = 3  # of a request: who asks, a delimiter, the first number
+_NUMBER_BYTES = 8
+
+
+class History:
+    """Batches that were sent.
+
+    Args:
+        size: how many are kept.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._ring: deque[tuple[int, bytes]] = deque(maxlen=size)
+        # A batch of all contents, as they were after the batch of its number.
+        self._base: tuple[int, bytes] = (0, b"")
+
+    def add(self, number: int, payload: bytes) -> None:
+        """Add a batch."""
+        self._ring.append((number, payload))
+
+    def restart(self, number: int, contents: bytes) -> None:
+        """Add a batch of all contents, which replaces all before it."""
+        self._ring.clear()
+        self._base = (number, contents)
+
+    def base(self, number: int, contents: bytes) -> None:
+        """Keep the contents after a batch, for readers that ask for more than the ring has."""
+        self._base = (number, contents)
+
+    def lacks(self, first: int) -> bool:
+        """Whether neither the ring has the batch, nor the contents and all batches after them."""
+        oldest = self._ring[0][0] if self._ring else self._base[0] + 1
+        return first < oldest and self._base[0] + 1 < oldest
+
+    def since(self, first: int) -> list[tuple[int, bytes]]:
+        """Batches from a number on, with the contents first if it is older than the ring."""
+        oldest = self._ring[0][0] if self._ring else self._base[0] + 1
+        if first >= oldest:
+            return [batch for batch in self._ring if batch[0] >= first]
+        return [self._base, *(batch for batch in self._ring if batch[0] > self._base[0])]
+
+
+class HistoryServer:
+    """Answers requests for earlier batches, in a thread of its own.
+
+    Args:
+        context: of the socket.
+        router: the socket, bound.
+        topic: first frame of the batches.
+        batches_from: batches from a number on.
+
+    Attributes:
+        replays: requests that were answered.
+        refused: malformed requests.
+        stuck: requests that were given up, as the reader took nothing for a second.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        router: zmq.Socket[bytes],
+        topic: bytes,
+        batches_from: Callable[[int], list[tuple[int, bytes]]],
+    ) -> None:
+        self.replays = self.refused = self.stuck = 0
+        self._router, self._topic, self._batches_from = router, topic, batches_from
+        # A reader that left, or takes nothing, is an error here, and not a silent loss.
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.setsockopt(zmq.SNDTIMEO, _SEND_MS)
+        address = f"inproc://end-{id(self)}"
+        self._ended = context.socket(zmq.PAIR)
+        self._ended.bind(address)
+        end = context.socket(zmq.PAIR)
+        end.connect(address)
+        self._thread = threading.Thread(target=self._serve, args=(end,), daemon=True)
+        self._thread.name = "kvtrie event history"
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and close its sockets."""
+        self._ended.send(b"")
+        self._thread.join()
+        self._ended.close(linger=0)
+
+    def _serve(self, end: zmq.Socket[bytes]) -> None:
+        poller = zmq.Poller()
+        poller.register(self._router, zmq.POLLIN)
+        poller.register(end, zmq.POLLIN)
+        try:
+            while end not in (ready := dict(poller.poll())):
+                if self._router in ready:
+                    self._answer(self._router.recv_multipart())
+        finally:
+            end.close(linger=0)
+            self._router.close(linger=0)
+
+    def _answer(self, frames: list[bytes]) -> None:
+        if len(frames) != _FRAMES or len(frames[2]) != _NUMBER_BYTES:
+            self.refused += 1
+            return
+        who, _, first = frames
+        try:
+            batches = self._batches_from(int.from_bytes(first, "big"))
+        except ClosedError:  # of the manager: there is nothing to know any more
+            batches = []
+        try:
+            for number, payload in batches:
+                frame = number.to_bytes(_NUMBER_BYTES, "big")
+                self._router.send_multipart((who, b"", self._topic, frame, payload))
+            self._router.send_multipart((who, b"", b"", END, b""))
+        except zmq.ZMQError:
+            self.stuck += 1
+            return
+        self.replays += 1

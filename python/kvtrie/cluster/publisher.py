@@ -1,0 +1,237 @@
+"""Publisher: the blocks of a manager as KV events, in the form that vLLM publishes them.
+
+Routers that read vLLM's events read these: a ZeroMQ PUB socket with the frames topic, batch number
+and msgpack, and a ROUTER socket that sends batches again. The first batch clears what readers knew
+of an earlier publisher, and has the contents.
+Invariant: a reader that has read batches in order, up to any of them, knows no copy that the
+manager did not have then, complete, and after all moves it knows each. Cost: one encoding per
+`pump`; the engine waits for no reader.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import zmq
+
+from kvtrie._kvtrie import BlockManager, EventBatches
+from kvtrie.cluster.batch_numbers import BatchNumbers
+from kvtrie.cluster.history import History, HistoryServer
+from kvtrie.cluster.sockets import bound
+from kvtrie.errors import ClosedError
+from kvtrie.settings.argument import flag, instance, text, whole
+
+if TYPE_CHECKING:
+    import os
+    from typing import Self
+
+__all__ = ["MEDIUMS", "Publisher", "PublisherCounts"]
+
+MEDIUMS = {"gpu": "GPU", "host": "CPU", "disk": "STORAGE"}
+"""Mediums of events, by kind of tier. A `remote` tier has none: all machines would have its blocks."""
+
+_MOST_RANK = 2**32 - 1
+_MOST_RING = 10**7
+_LINGER_MS = 200
+
+
+class PublisherCounts(NamedTuple):
+    """What a publisher did since it was made.
+
+    Attributes:
+        batches: batches sent.
+        stored: blocks published as stored, one per tier and group of layers.
+        removed: blocks published as removed.
+        withheld: blocks stored, but not published: of a tenant, or after a digest.
+        contents: batches of all contents, the first one and those after lost events.
+        lost: how often the manager's events had a gap, as its ring was full.
+        replays: requests for earlier batches that were answered.
+        refused: such requests that were malformed.
+        stuck: such requests that were given up, as their reader took nothing.
+        unwritten: how often `number_file` could not be written.
+    """
+
+    batches: int
+    stored: int
+    removed: int
+    withheld: int
+    contents: int
+    lost: int
+    replays: int
+    refused: int
+    stuck: int
+    unwritten: int
+
+
+class Publisher:
+    """Publishes the block events of a manager.
+
+    Call `pump` after each step of the engine, and after moves have ended. A block of a scope with a
+    tenant, or with a digest in `Scope.extra` at or before it, is not published: an index matches
+    by tokens and would count it for other tenants too.
+
+    Args:
+        manager: made with `events=n, events_of="residency"`; n bounds the events between two
+            calls of `pump`. More are lost, and all contents are published instead.
+        endpoint: where readers subscribe, as `tcp://127.0.0.1:5557` or `ipc:///run/kv`.
+        replay: where readers ask for earlier batches; None answers none.
+        topic: first frame of all messages; llm-d reads `kv@POD@MODEL`.
+        hashes: name of a block: "int" for the last 8 bytes of its content key as a big-endian
+            number, "bytes" for the key.
+        form: each event as a msgpack "map", as vLLM from 0.30 on, or as an "array".
+        dp_rank: data-parallel rank of the engine.
+        ring: number of batches kept for `replay`; a reader that asks for an earlier one gets the
+            contents.
+        number_file: path of a file that keeps batch numbers growing if the clock is set back
+            between two runs.
+        public: allow an address that other machines reach.
+
+    Attributes:
+        endpoint: the address in use, with the port that the system chose for port 0.
+        replay: the same of `replay`.
+
+    Raises:
+        ConfigError: a wrong argument, an address in use, an address that other machines reach
+            without `public`, or a manager that has a publisher or keeps no such events.
+    """
+
+    def __init__(
+        self,
+        manager: BlockManager,
+        endpoint: str,
+        replay: str | None = None,
+        *,
+        topic: str = "",
+        hashes: Literal["int", "bytes"] = "int",
+        form: Literal["map", "array"] = "map",
+        dp_rank: int = 0,
+        ring: int = 10_000,
+        number_file: str | os.PathLike[str] | None = None,
+        public: bool = False,
+    ) -> None:
+        instance("manager", manager, BlockManager)
+        self._topic = text("topic", topic).encode()
+        rank = whole("dp_rank", dp_rank, 0, _MOST_RANK)
+        kept = whole("ring", ring, 1, _MOST_RING)
+        open_to_all = flag("public", public)
+        self._numbers = BatchNumbers(number_file, time.time_ns() // 1000)
+        mediums = [MEDIUMS.get(tier.kind) for tier in manager.tiers]
+        self._batches = EventBatches(manager, mediums, hashes=hashes, form=form, rank=rank)
+        self._lock = threading.Lock()
+        self._history = History(kept)
+        self._stored = self._removed = self._withheld = self._sent = 0
+        self._contents = self._lost = 0
+        self._server: HistoryServer | None = None
+        self._closed = False
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._socket = bound(self._context, zmq.PUB, "endpoint", endpoint, public=open_to_all)
+            self.endpoint = self._socket.last_endpoint.decode()
+            self.replay: str | None = None
+            if replay is not None:
+                router = bound(self._context, zmq.ROUTER, "replay", replay, public=open_to_all)
+                self.replay = router.last_endpoint.decode()
+                self._server = HistoryServer(self._context, router, self._topic, self._batches_from)
+            with self._lock:
+                self._publish_contents()
+        except BaseException:
+            self.close()
+            raise
+
+    def pump(self) -> None:
+        """Publish what changed since the last call, as one batch; nothing if nothing did.
+
+        Raises:
+            ClosedError: the publisher or the manager is closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the publisher is closed")
+            events, contents, counts, lost = self._batches.take(time.time(), False)
+            self._count(counts)
+            self._lost += lost
+            if contents is not None:
+                self._send_contents(contents)
+            elif events is not None:
+                self._send(events)
+
+    @property
+    def counts(self) -> PublisherCounts:
+        """What it did so far."""
+        server = self._server
+        return PublisherCounts(
+            self._sent,
+            self._stored,
+            self._removed,
+            self._withheld,
+            self._contents,
+            self._lost,
+            server.replays if server else 0,
+            server.refused if server else 0,
+            server.stuck if server else 0,
+            self._numbers.unwritten,
+        )
+
+    def close(self) -> None:
+        """Stop; the ports are free when it returns. Further calls do nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self._server is not None:
+            self._server.close()
+        self._context.destroy(linger=_LINGER_MS)
+        self._batches.close()
+        self._numbers.close()
+
+    def __enter__(self) -> Self:
+        """The publisher itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Publisher({self.endpoint!r}, replay={self.replay!r})"
+
+    def _publish_contents(self) -> None:
+        """The first batch; it has all that the events so far say."""
+        _, contents, _, _ = self._batches.take(time.time(), True)
+        self._send_contents(contents or b"")
+
+    def _send_contents(self, payload: bytes) -> None:
+        self._contents += 1
+        self._history.restart(self._send_one(payload), payload)
+
+    def _send(self, payload: bytes) -> None:
+        self._history.add(self._send_one(payload), payload)
+
+    def _send_one(self, payload: bytes) -> int:
+        number = self._numbers.take()
+        self._socket.send_multipart((self._topic, number.to_bytes(8, "big"), payload))
+        self._sent += 1
+        return number
+
+    def _count(self, counts: tuple[int, int, int]) -> None:
+        stored, removed, withheld = counts
+        self._stored += stored
+        self._removed += removed
+        self._withheld += withheld
+
+    def _batches_from(self, first: int) -> list[tuple[int, bytes]]:
+        """Batches from a number on, or, where the ring lacks some, the contents and later ones."""
+        with self._lock:
+            if not self._closed and self._history.lacks(first):
+                events, contents, counts, lost = self._batches.take(time.time(), True)
+                self._count(counts)
+                self._lost += lost
+                if events is not None:
+                    self._send(events)
+                if lost:
+                    self._send_contents(contents or b"")
+                else:
+                    self._history.base(self._numbers.last, contents or b"")
+            return self._history.since(first)

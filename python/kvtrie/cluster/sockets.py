@@ -1,0 +1,67 @@
+"""Sockets: addresses that a publisher binds.
+
+Invariant: an address that other machines reach is bound only if the caller says so. Cost: none after
+construction.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+import zmq
+
+from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import shown, text
+
+__all__ = ["bound"]
+
+_TCP = re.compile(r"tcp://(\*|\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):(\d{1,5}|\*)")
+_IPC = re.compile(r"ipc://[^\0]+")
+_MOST_PORT = 65535
+
+
+def bound(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, name: str, given: object, *, public: bool
+) -> zmq.Socket[bytes]:
+    """Return a new socket, bound to an address.
+
+    Args:
+        context: of the socket.
+        kind: as `zmq.PUB`.
+        name: of the argument, for messages.
+        given: its value.
+        public: whether it may be an address that other machines reach.
+
+    Raises:
+        ConfigError: no such address, one in use, or one that other machines reach.
+    """
+    address = text(name, given)
+    tcp = _TCP.fullmatch(address)
+    if tcp is not None:
+        host, port = tcp[1].strip("[]"), tcp[2]
+        if port != "*" and int(port) > _MOST_PORT:
+            raise ConfigError(f"{name} is {shown(address)}, a port 0 to {_MOST_PORT} wanted")
+        if not public and not _loopback(host):
+            raise ConfigError(
+                f"{name} is {shown(address)}: other machines may reach {host}, and events show the "
+                "tokens of all prompts; pass public=True, or tcp://127.0.0.1:PORT"
+            )
+    elif _IPC.fullmatch(address) is None:
+        raise ConfigError(f"{name} is {shown(address)}, tcp://HOST:PORT or ipc://PATH wanted")
+    socket = context.socket(kind)
+    try:
+        if tcp is not None and ":" in tcp[1]:
+            socket.setsockopt(zmq.IPV6, 1)
+        socket.bind(address)
+    except zmq.ZMQError as error:
+        socket.close(linger=0)
+        raise ConfigError(f"{name} is {shown(address)}: {error}") from error
+    return socket
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
