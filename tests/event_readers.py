@@ -6,7 +6,8 @@ sends it, or an array that opens with that name and leaves trailing fields out. 
 ROUTER answers the number of the first wanted batch with all later ones and an end marker.
 
 `VllmReader` keeps what vLLM's form says, by medium. `LlmdReader` keeps the index of llm-d's
-router. `Subscriber` feeds either from sockets and fills gaps by replay.
+router. `Subscriber` feeds either from sockets and fills gaps by replay; `SnapshotSubscriber` begins
+with a snapshot, as llm-d's router can where a publisher serves one.
 Invariant: a reader that may have missed the removal of a block forgets all blocks.
 """
 
@@ -18,8 +19,10 @@ from typing import NamedTuple
 
 import msgspec
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 MEDIUMS = "GPU", "CPU", "STORAGE"
+_HANDSHAKE = zmq.EVENT_HANDSHAKE_SUCCEEDED
 END = (-1).to_bytes(8, "big", signed=True)
 WHOLE = {"full_attention", "mla_attention", "sink_full_attention"}  # kinds that see all tokens
 _STORED = (
@@ -224,10 +227,11 @@ class LlmdReader:
 
     Args:
         size: tokens of a key.
+        clears: tier that `AllBlocksCleared` clears; None clears all. With snapshots it is "gpu".
     """
 
-    def __init__(self, size=16):
-        self.size = size
+    def __init__(self, size=16, clears=None):
+        self.size, self._clears = size, clears
         self.entries = defaultdict(set)  # (pod, tier, group) by key
         self.skipped = Counter()  # stores and removals that were left out, by reason
         self._numbers = {}  # numbers of keys, by the key before and the tokens
@@ -245,18 +249,19 @@ class LlmdReader:
         pod, model = _identity(topic)
         for event in events_of(payload):
             if event["type"] == "AllBlocksCleared":
-                self.clear(topic)
+                self.clear(topic, self._clears)
             elif event["type"] == "BlockStored":
                 self._store(pod, event["lora_name"] or model, event)
             else:
                 self._remove(pod, event)
 
-    def clear(self, topic=b""):
-        """Forget the pod of a topic."""
+    def clear(self, topic=b"", tier=None):
+        """Forget the pod of a topic, on one tier if that is given."""
         pod, _ = _identity(topic)
-        self._stores.pop(pod, None)
+        for place in [each for each in self._stores[pod] if tier in (None, each[0])]:
+            del self._stores[pod][place]
         for key, entries in list(self.entries.items()):
-            entries -= {each for each in entries if each[0] == pod}
+            entries -= {each for each in entries if each[0] == pod and tier in (None, each[1])}
             if not entries:
                 del self.entries[key]
 
@@ -374,6 +379,7 @@ class Subscriber:
         self._context, self._replay, self._topic = zmq.Context(), replay, topic
         self._stream = self._context.socket(zmq.SUB)
         self._stream.setsockopt(zmq.RCVHWM, 0)
+        self._connected, self._connections = self._stream.get_monitor_socket(_HANDSHAKE), 0
         self._stream.connect(endpoint)
         self._stream.subscribe(topic)
         if replay is not None:
@@ -381,6 +387,8 @@ class Subscriber:
 
     def close(self):
         """Close the sockets."""
+        self._stream.disable_monitor()
+        self._connected.close()
         self._stream.close(linger=0)
         self._context.term()
 
@@ -398,6 +406,19 @@ class Subscriber:
             self._live(topic, int.from_bytes(number, "big"), payload)
             messages += 1
         return messages
+
+    def await_connections(self, number, wait_ms=30_000):
+        """Wait until the stream has connected so often: again after a publisher's restart.
+
+        Raises:
+            TimeoutError: it does not connect within a time.
+        """
+        while self._connections < number:
+            if not self._connected.poll(wait_ms):
+                raise TimeoutError(f"{self._connections} of {number} connections in {wait_ms} ms")
+            recv_monitor_message(self._connected)
+            self._connections += 1
+            self._stream.poll(0)  # it subscribes again while it is asked for messages
 
     def catch_up(self):
         """Apply all batches of the history after the last one.
@@ -451,3 +472,84 @@ class Subscriber:
     def _forget(self, topic):
         self.forgot += 1
         self.reader.clear(topic)
+
+
+class SnapshotSubscriber:
+    """Feeds readers from a publisher that serves snapshots, of which vLLM 0.32 has none.
+
+    The second frame of its stream has 16 more bytes, which name the publisher's life, and it sends
+    empty batches while it is idle. A socket of kind REP answers `snapshot` with the number of the
+    last batch in it (signed; -1 before the first one), the life, and the batches that make it up. A
+    gap, another life and a refusal discard the reader and begin again.
+
+    Args:
+        make: returns a new reader.
+        endpoint: of the stream.
+        snapshot: of snapshots.
+        topic: the beginning of topics that are read.
+
+    Attributes:
+        reader: knows all; None until a snapshot and the stream after it have been read.
+    """
+
+    def __init__(self, make, endpoint, snapshot, *, topic=b""):
+        self._make, self._snapshot, self._context = make, snapshot, zmq.Context()
+        self._stream = self._context.socket(zmq.SUB)
+        self._stream.connect(endpoint)
+        self._stream.subscribe(topic)
+        self._asked = None
+        self._begin()
+
+    def close(self):
+        """Close the sockets."""
+        self._context.destroy(linger=0)
+
+    def pump(self, wait_ms=0):
+        """Read what the sockets have, until none has anything for a time."""
+        while True:
+            poller = zmq.Poller()
+            for socket in filter(None, (self._stream, self._asked)):
+                poller.register(socket, zmq.POLLIN)
+            ready = dict(poller.poll(wait_ms))
+            if not ready:
+                return
+            if self._stream in ready:
+                topic, head, payload = self._stream.recv_multipart()
+                self._live(topic, int.from_bytes(head[:8], "big"), head[8:], payload)
+            if self._asked in ready:
+                self._answer(self._asked.recv_multipart())
+
+    def _begin(self):
+        if self._asked is not None:
+            self._asked.close(linger=0)
+        self.reader, self._asked, self._early = None, None, []
+
+    def _live(self, *message):
+        if self.reader is not None:
+            self._advance(*message)
+            return
+        self._early.append(message)
+        if self._asked is None:
+            self._asked = self._context.socket(zmq.REQ)
+            self._asked.connect(self._snapshot)
+            self._asked.send(b"snapshot")
+
+    def _answer(self, frames):
+        cut, early = int.from_bytes(frames[0], "big", signed=True), self._early
+        self._topic, _, self._life, _ = early[0]
+        self._begin()
+        if cut < -1 or frames[1] != self._life:
+            return
+        self.reader, self._next = self._make(), cut + 1
+        for payload in frames[2:]:
+            self.reader.apply(self._topic, cut, payload)
+        for message in early:
+            if self.reader is not None:
+                self._advance(*message)
+
+    def _advance(self, topic, number, life, payload):
+        if (topic, life) != (self._topic, self._life) or number > self._next:
+            self._begin()
+        elif number == self._next:
+            self.reader.apply(topic, number, payload)
+            self._next += 1

@@ -1,11 +1,13 @@
 """The readers of KV events that other tests ask: both forms, tiers, groups, gaps, restarts."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 
 import msgspec
 import pytest
+import zmq
 from tests.advise.publishing import message, publishing, removed, stored
-from tests.event_readers import LlmdReader, Subscriber, VllmReader
+from tests.event_readers import LlmdReader, SnapshotSubscriber, Subscriber, VllmReader
 
 TOPIC = b"kv@pod@m"
 PROMPT = [0, 1, 2, 3, 4, 5, 6, 7]
@@ -160,6 +162,7 @@ def subscribed(reader, tmp_path, history, *, replay=True):
     with publishing(tmp_path, history) as (endpoint, asked, stream):
         more = {"replay": asked} if replay else {}
         with Subscriber(reader, endpoint, topic=TOPIC, **more) as subscriber:
+            subscriber.await_connections(1)
             assert stream.poll(5000)
             yield subscriber, stream
 
@@ -207,6 +210,31 @@ def test_a_stream_without_history_forgets_at_a_gap(reader, tmp_path):
         assert asked(reader, "GPU") == 0
 
 
+def bind(socket, port, subscriber):
+    """Bind to a port that another socket is about to leave."""
+    for _ in range(100):
+        with suppress(zmq.ZMQError):
+            return socket.bind(f"tcp://127.0.0.1:{port}")
+        subscriber.pump(10)
+    raise AssertionError(f"port {port} stays in use")
+
+
+def test_a_stream_goes_on_after_its_publisher_has_restarted(reader):
+    with zmq.Context() as context:
+        first = context.socket(zmq.XPUB)
+        port = first.bind_to_random_port("tcp://127.0.0.1")
+        with Subscriber(reader, f"tcp://127.0.0.1:{port}") as subscriber:
+            subscriber.await_connections(1)
+            first.close(linger=0)
+            with context.socket(zmq.XPUB) as second:
+                bind(second, port, subscriber)
+                subscriber.await_connections(2)
+                assert second.poll(5000)
+                second.send_multipart(batches(chain([11]))[0])
+                assert subscriber.pump(5000, 1) == 1
+                assert asked(reader, "GPU") == 2
+
+
 def test_numbers_that_go_back_are_a_restart(reader, tmp_path):
     history = batches(chain([11]), chain([12], 11, 2))
     again = batches(chain([11], medium="STORAGE"))
@@ -219,3 +247,76 @@ def test_numbers_that_go_back_are_a_restart(reader, tmp_path):
         assert subscriber.pump(5000, 1) == 1
         assert (subscriber.last, subscriber.forgot) == (0, 1)
         assert [asked(reader, each) for each in ("GPU", "STORAGE")] == [0, 2]
+
+
+class SnapshotPublisher:
+    """A publisher that serves a snapshot of its own making, by hand."""
+
+    def __init__(self, context):
+        self.stream, self.snapshots = context.socket(zmq.XPUB), context.socket(zmq.REP)
+        ports = [
+            each.bind_to_random_port("tcp://127.0.0.1") for each in (self.stream, self.snapshots)
+        ]
+        self.endpoints = [f"tcp://127.0.0.1:{port}" for port in ports]
+
+    def send(self, number, *events, life=b"a" * 16):
+        payload = msgspec.msgpack.encode([0.0, list(events), 0])
+        self.stream.send_multipart([TOPIC, number.to_bytes(8, "big") + life, payload])
+
+    def answer(self, cut, *events, life=b"a" * 16):
+        assert self.snapshots.poll(5000)
+        assert self.snapshots.recv() == b"snapshot"
+        payload = msgspec.msgpack.encode([0.0, list(events), 0])
+        self.snapshots.send_multipart([cut.to_bytes(8, "big", signed=True), life, payload])
+
+
+@pytest.fixture
+def snapshots():
+    with zmq.Context() as context:
+        publisher = SnapshotPublisher(context)
+        make = partial(LlmdReader, 2, clears="gpu")
+        subscriber = SnapshotSubscriber(make, *publisher.endpoints, topic=b"kv@")
+        assert publisher.stream.poll(5000)
+        yield publisher, subscriber
+        subscriber.close()
+        context.destroy(linger=0)
+
+
+def pumped(subscriber, done):
+    for _ in range(500):
+        subscriber.pump(10)
+        if done():
+            return
+    raise AssertionError("the subscriber does not get there")
+
+
+def test_a_snapshot_and_the_stream_after_it_are_all(snapshots):
+    publisher, subscriber = snapshots
+    publisher.send(6)
+    publisher.send(7, removed([13]))
+    pumped(subscriber, lambda: publisher.snapshots.poll(0))
+    assert subscriber.reader is None
+    publisher.answer(6, chain([11, 12, 13]), chain([11], medium="CPU"))
+    pumped(subscriber, lambda: subscriber.reader)
+    assert [asked(subscriber.reader, each) for each in ("GPU", "CPU")] == [4, 2]
+    publisher.send(8, {"type": "AllBlocksCleared"})
+    pumped(subscriber, lambda: asked(subscriber.reader, "GPU") == 0)
+    assert asked(subscriber.reader, "CPU") == 2
+
+
+@pytest.mark.parametrize("how", ["a gap", "another life", "a refusal"])
+def test_a_snapshot_that_does_not_fit_is_asked_for_again(snapshots, how):
+    publisher, subscriber = snapshots
+    publisher.send(0)
+    pumped(subscriber, lambda: publisher.snapshots.poll(0))
+    publisher.answer(-2 if how == "a refusal" else -1, chain([11]))
+    life = b"b" * 16 if how == "another life" else b"a" * 16
+    if how != "a refusal":
+        pumped(subscriber, lambda: subscriber.reader)
+    publisher.send(2 if how == "a gap" else 1, chain([12], 11, 2), life=life)
+    publisher.send(3, life=life)
+    pumped(subscriber, lambda: publisher.snapshots.poll(0))
+    assert subscriber.reader is None
+    publisher.answer(3, chain([11, 12]), life=life)
+    pumped(subscriber, lambda: subscriber.reader)
+    assert asked(subscriber.reader, "GPU") == 4
