@@ -33,18 +33,39 @@ def settings(folder):
     return json.dumps(read)
 
 
-class Command:
-    """A server in a separate process, asked over HTTP."""
+def with_words(model):
+    """Give a model a tokenizer of one word per token."""
+    words = Tokenizer(models.WordLevel({f"w{at}": at for at in range(VOCABULARY)}, "w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(model)
+    return model
 
-    def __init__(self, folder, model):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+
+def free_port():
+    """A port of the loopback device that nothing listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+class Command:
+    """A server in a separate process, asked over HTTP.
+
+    Args:
+        model: the model's folder.
+        transfer: the value of `--kv-transfer-config`.
+        arguments: further ones of `vllm serve`.
+        variables: further ones of its environment.
+    """
+
+    def __init__(self, model, transfer, *arguments, **variables):
+        self.port = free_port()
         command = [str(Path(sys.executable).parent / "vllm"), "serve", model]
-        command += ["--kv-transfer-config", settings(folder), "--port", str(self.port)]
+        command += ["--kv-transfer-config", transfer, "--port", str(self.port)]
         command += ["--block-size", str(BLOCK), "--enforce-eager", "--dtype", "float32"]
-        command += ["--max-model-len", "640", "--enable-prompt-tokens-details"]
+        command += ["--max-model-len", "640", "--enable-prompt-tokens-details", *arguments]
         env = os.environ | {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+        env |= variables
         self.child = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
         )
@@ -68,9 +89,9 @@ class Command:
                 if not one.connect_ex(("127.0.0.1", self.port)):
                     return
 
-    def ask(self):
+    def ask(self, prompt=PROMPT, tokens=8):
         """The answer, and how many tokens of the prompt were found."""
-        body = {"model": "m", "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+        body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0}
         body["model"] = json.loads(self.get("/v1/models"))["data"][0]["id"]
         request = Request(
             f"http://127.0.0.1:{self.port}/v1/completions",
@@ -81,8 +102,8 @@ class Command:
         found = (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0
         return answer["choices"][0]["text"], found
 
-    def get(self, path):
-        return self.send(Request(f"http://127.0.0.1:{self.port}{path}"))
+    def get(self, path, method="GET"):
+        return self.send(Request(f"http://127.0.0.1:{self.port}{path}", method=method))
 
     def send(self, request):
         try:
@@ -100,11 +121,8 @@ class Command:
 
 
 def test_the_command_before_and_after_a_restart(tmp_path):
-    model = servers.tiny_llama(tmp_path / "model")
-    words = Tokenizer(models.WordLevel({f"w{at}": at for at in range(VOCABULARY)}, "w0"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(model)
-    with Command(tmp_path, model) as first:
+    model = with_words(servers.tiny_llama(tmp_path / "model"))
+    with Command(model, settings(tmp_path)) as first:
         answer, found = first.ask()
         assert len(answer.split()) == 8
         assert found == 0
@@ -112,7 +130,7 @@ def test_the_command_before_and_after_a_restart(tmp_path):
         log = first.end()
         assert log.count("kvtrie: host ") == 1  # one line per server
         assert ", 0 % filled by an earlier run; block" in log
-    with Command(tmp_path, model) as second:
+    with Command(model, settings(tmp_path)) as second:
         assert second.ask() == (answer, 9 * BLOCK)
         metrics = second.get("/metrics")
         filled = re.search(r", (\d+) % filled by an earlier run; block", second.end())

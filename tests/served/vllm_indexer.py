@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import random
-import socket
 import subprocess
 import urllib.request
 from contextlib import contextmanager
@@ -18,7 +17,9 @@ from pathlib import Path
 import pytest
 import servers  # noqa: F401 - its settings first
 from modelfree import SIZE, WORDS
+from tests import namespace
 from vllm.distributed.kv_events import KVEventBatch, ZmqEventPublisher
+from vllm_command import free_port
 from vllm_events import engine_of
 from vllm_schedules import model  # noqa: F401 - a fixture
 
@@ -26,15 +27,18 @@ PYTHON = Path(__file__).parents[2] / "benches" / "peers" / "envs" / "dynamo" / "
 BLOCKS = 6
 POLLS = 5000
 
-pytestmark = pytest.mark.skipif(
+needs_dynamo = pytest.mark.skipif(
     not PYTHON.exists(), reason="Dynamo is not installed: make peers ARGS=dynamo"
 )
 
 
-def free_port():
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        return chosen.getsockname()[1]
+@pytest.fixture
+def network():
+    """A network of this test alone: the indexer listens on all addresses."""
+    if not namespace.possible():
+        pytest.skip("no network namespace: unshare -n does not work here")
+    with namespace.entered():
+        yield
 
 
 class Indexer:
@@ -51,11 +55,23 @@ class Indexer:
             return answer.read()
 
     def counts(self, tokens, instance):
+        """Tokens on GPU, on CPU after those, and on disk after those."""
         answer = json.loads(self.call("/query", {"token_ids": tokens, "model_name": "m"}))
         found = answer["instances"].get(str(instance), {})
         return found.get("gpu", 0), found.get("cpu", 0), found.get("disk", 0)
 
-    def publish(self, batches, instance, tokens):
+    def register(self, instance, events, replay, size=SIZE):
+        """Let it listen to the two ports of an instance with blocks of `size` tokens."""
+        about = {"instance_id": instance, "model_name": "m", "block_size": size}
+        about["endpoint"] = f"tcp://127.0.0.1:{events}"
+        about["replay_endpoint"] = f"tcp://127.0.0.1:{replay}"
+        self.call("/register", about)
+
+    def unregister(self, instance):
+        """Let it forget an instance."""
+        self.call("/unregister", {"instance_id": instance, "model_name": "m"})
+
+    def publish(self, batches, instance, tokens, size=SIZE):
         """Publish batches as an instance; the counts once all of them have been read."""
         events, replay = free_port(), free_port()
         publisher = ZmqEventPublisher(
@@ -65,10 +81,7 @@ class Indexer:
             for batch in batches:
                 publisher.publish(batch)
             publisher._event_queue.join()
-            about = {"instance_id": instance, "model_name": "m", "block_size": SIZE}
-            about["endpoint"] = f"tcp://127.0.0.1:{events}"
-            about["replay_endpoint"] = f"tcp://127.0.0.1:{replay}"
-            self.call("/register", about)
+            self.register(instance, events, replay, size)
             before = None
             for _ in range(POLLS):  # an empty batch shows the gap, which the indexer then replays
                 publisher.publish(KVEventBatch(ts=0.0, events=[]))
@@ -99,6 +112,8 @@ def indexer():
             child.terminate()
 
 
+@needs_dynamo
+@pytest.mark.usefixtures("network")
 def test_the_indexer_counts_gpu_cpu_and_storage(model, tmp_path):  # noqa: F811
     draw = random.Random(3)
     prompt = [draw.randrange(WORDS) for _ in range(BLOCKS * SIZE + 1)]
