@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from tests.engines.vllm_engine import LAYERS, SIZE, Engine, named, play
 
-from kvtrie.engines.vllm.events import Extra, PublishedBlocks
+from kvtrie.engines.vllm.changes import Extra
+from kvtrie.engines.vllm.events import PublishedBlocks
 
 
 def event(number, kind, tier, layers, key=b"k", parent=b"root", block=1, group=0):
@@ -116,6 +117,32 @@ def test_groups_of_a_block_are_published_one_by_one_after_its_parent_of_the_firs
     ]
 
 
+def test_blocks_are_published_again_after_their_parents_and_stay_known():
+    announced = PublishedBlocks([1, 1])
+    announced.learn(request_of(b"K", b"L"), [1, 2], 0, 2)
+    rows = [
+        event(0, "stored", 2, (0, 1)),
+        event(1, "stored", 1, (0, 1), b"l", b"k", 2),
+        event(2, "stored", 1, (0, 1), b"l", b"k", 2, group=1),
+        event(3, "stored", 1, (0, 1)),
+        event(4, "removed", 2, (0, 1)),  # so that the child was published before its parent
+    ]
+    list(announced.take(rows))
+    again = list(announced.again())
+    assert {one[:4] for one in again[:3]} == {
+        (False, 1, 0, b"K"),
+        (False, 1, 0, b"L"),
+        (False, 1, 1, b"L"),
+    }
+    assert [(*one[:5], one.tokens) for one in again[3:]] == [
+        (True, 1, 0, b"K", None, [1, 2]),
+        (True, 1, 1, b"L", b"K", [1, 2]),
+        (True, 1, 0, b"L", b"K", [1, 2]),
+    ]
+    left = [event(5, "removed", 1, (0, 1), b"l", b"k", 2)]
+    assert [one[:4] for one in announced.take(left)] == [(False, 1, 0, b"L")]
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kinds", ["", "w", "ws"])
 def test_replayed_events_are_the_blocks_below_the_gpu_with_vllms_hashes(tmp_path, seed, kinds):
@@ -134,6 +161,7 @@ def test_replayed_events_are_the_blocks_below_the_gpu_with_vllms_hashes(tmp_path
         naming.chains = {None: []}
         more = {"kinds": kinds, "host": 16 if kinds else 6}
         engine = Engine(tmp_path, 1, 1, seed, events=True, naming=naming, **more)
+        seen = Seen(engine.scheduler)
         changes = engine.scheduler.changes()
         assert (len(changes) > 0) == (again > 0)
         play(engine, 14, seed)
@@ -151,14 +179,59 @@ def test_replayed_events_are_the_blocks_below_the_gpu_with_vllms_hashes(tmp_path
                 names.add(change.hash)
             else:
                 names.remove(change.hash)
+        useful = seen.useful(len(kinds))
         for (tier, group), hashes in there.items():
-            assert len(hashes) == whole_blocks(engine, tier, group)
+            whole = seen.whole(tier, group)
+            assert len(whole) == whole_blocks(engine, tier, group)
+            assert len(hashes) == len(whole if group or not kinds else whole & useful)
             assert hashes or tier < 2
         assert engine.scheduler.cache.published.unknown == 0
         engine.close()
     assert engine.scheduler.reset()
     gone = {change[1:4] for change in engine.scheduler.changes() if not change.stored}
     assert {(2, group, name) for group in groups for name in there[2, group]} <= gone
+
+
+class Seen:
+    """What is where by the manager's events, and how far requests can go with it."""
+
+    def __init__(self, scheduler):
+        self.manager, self.layers, self.parents = scheduler.manager, {}, {}
+        take = scheduler.cache.published.take
+        scheduler.cache.published.take = lambda events: take(self.note(events))
+
+    def note(self, events):
+        for each in events:
+            place = self.layers.setdefault((each.tier, each.group, each.key), set())
+            named = set(range(each.layer_lo, each.layer_hi))
+            place |= named
+            place -= named if each.kind == "removed" else set()
+            self.parents[each.key] = each.parent
+        return events
+
+    def whole(self, tier, group):
+        count = 1 if group else LAYERS
+        return {
+            key
+            for (at, of, key), layers in self.layers.items()
+            if (at, of) == (tier, group) and len(layers) == count
+        }
+
+    def useful(self, others):
+        """Keys of blocks at or before a border for which each other group has what it needs."""
+        anywhere = {
+            group: self.whole(1, group) | self.whole(2, group) for group in range(others + 1)
+        }
+        useful = set()
+        for key in anywhere[0]:
+            path = [key]
+            while (parent := self.parents[path[0]]) in self.parents:
+                path.insert(0, parent)
+            needs = self.manager.resume_needs(len(path)) if others else []
+            wanted = [(group, span) for group, both in enumerate(needs, 1) for span in both]
+            if all(set(path[lo:hi]) <= anywhere[group] for group, (lo, hi) in wanted):
+                useful |= set(path)
+        return useful
 
 
 def whole_blocks(engine, tier, group):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvtrie import BlockManager, Index
 from kvtrie.engines.server.boundary import Boundary
-from kvtrie.engines.vllm.events import Naming, PublishedBlocks
+from kvtrie.engines.vllm.events import PublishedBlocks
 from kvtrie.engines.vllm.identity import Identity
 from kvtrie.engines.vllm.metrics import ConnectorCounters
 from kvtrie.engines.vllm.native_first import NativeFirst
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvtrie import Lease
+    from kvtrie.engines.vllm.changes import Naming
     from kvtrie.engines.vllm.messages import Opened
     from kvtrie.engines.vllm.model import ServedModel
     from kvtrie.engines.vllm.settings import Settings
@@ -121,6 +122,7 @@ class ServedCache:
                 keys_with_images([*rows[DISK], *rows[HOST]]),
                 last=HOST if self.disk is None else DISK,
                 hashes=model.hashes,
+                needs=self.manager.resume_needs if len(model.groups) > 1 else None,
             )
         kept = tiers[HOST].keep is not None
         lasting = [HOST] * kept + [DISK] * (self.disk is not None)

@@ -30,7 +30,7 @@ from kvtrie.engines.vllm.model import ServedModel
 from kvtrie.engines.vllm.scheduler import SchedulerConnector
 from kvtrie.engines.vllm.settings import Settings
 from kvtrie.engines.vllm.start_line import log_start
-from kvtrie.engines.vllm.vllm_events import EventGroup, VllmNaming, events_of
+from kvtrie.engines.vllm.vllm_events import EngineResets, EventGroup, VllmNaming, events_of
 from kvtrie.engines.vllm.vllm_metrics import KvtrieProm, KvtrieStats
 from kvtrie.engines.vllm.watch import watch
 from kvtrie.engines.vllm.weights import WorkerWeights, combined
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -108,6 +109,7 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
         self._digest = b""  # of this worker's weights, at start
         groups = self._model.groups
         self._counts = MetricsExporter([group.number for group in groups])
+        self._resets: EngineResets | None = None
         self._event_groups = [EventGroup.of(group, kv_cache_config) for group in groups]
         self._block_tokens: dict[str, int] = {
             name: group.kv_cache_spec.block_size
@@ -289,8 +291,14 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
         return False, {"kvtrie": {"why": why, **about}}
 
     def has_pending_push_work(self) -> bool:
-        """Whether steps are wanted that compute nothing, to carry on with stores."""
-        return self.scheduler.busy
+        """Whether steps are wanted that compute nothing, for stores and events."""
+        reset = self._resets is not None and self._resets.pending
+        return reset or self.scheduler.busy
+
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        """Watch for resets of vLLM's cache, if events are published."""
+        if self._settings.events:
+            self._resets = EngineResets(gpu_block_pool)
 
     def reset_cache(self) -> bool:
         """Forget what host and disk hold."""
@@ -298,7 +306,8 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
 
     def take_events(self) -> Iterable[Any]:
         """Return KV events of blocks stored or removed on host and disk since the last call."""
-        changes = self.scheduler.changes()
+        forgotten = self._resets is not None and self._resets.take()
+        changes = self.scheduler.changes(forgotten=forgotten)
         return events_of(changes, self._model, self._event_groups) if changes else ()
 
     def get_kv_connector_stats(self) -> KvtrieStats | None:

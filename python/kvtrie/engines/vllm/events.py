@@ -2,16 +2,23 @@
 
 A block is published under the hashes that vLLM gives it, when all of its layers have come to a
 tier, and taken back when any of them leaves. With several groups of layers, that is done for each
-group under the same hashes. A block whose hash is not known, and a block whose parent has not been
-published, waits for that. vLLM publishes blocks in the GPU's memory itself.
-Invariant: no child is published before its parent of the first group. Cost: a dictionary entry per
-block, group and tier, a hash per block, and a step per event of the manager.
+group under the same hashes; a block of the first group is published only as long as a request can
+go on at its end or after it, because routers count the blocks of this group. A block whose hash is
+not known, and a block whose parent has not been published, waits for that. vLLM publishes blocks in
+the GPU's memory itself.
+Invariant: no child is published before its parent of the first group. Cost: a dictionary entry and
+the tokens per block, group and tier, a hash per block, and a step per event of the manager.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvtrie.engines.vllm.borders import Borders
+from kvtrie.engines.vllm.changes import Change, Extra
+from kvtrie.engines.vllm.resident_layers import ResidentLayers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -19,57 +26,13 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from kvtrie import Event
+    from kvtrie.engines.vllm.borders import Needs
+    from kvtrie.engines.vllm.changes import Naming
 
-__all__ = ["Change", "Extra", "Naming", "PublishedBlocks"]
-
-
-class Extra(NamedTuple):
-    """The facts in a block's hash other than its tokens.
-
-    Attributes:
-        lora_id: vLLM's number of the adapter.
-        lora_name: its name.
-        keys: salt, adapter and images of each of its hashes, as vLLM's events have them; empty if
-            none has any.
-    """
-
-    lora_id: int | None = None
-    lora_name: str | None = None
-    keys: tuple[tuple[Any, ...] | None, ...] = ()
+__all__ = ["PublishedBlocks"]
 
 
-class Naming(Protocol):
-    """vLLM's names of blocks."""
-
-    def hash(self, parent: bytes | None, tokens: Sequence[int]) -> bytes:
-        """Return the hashes of a block of tokens alone, one after the other."""
-        ...
-
-    def facts(self, request: Request, start: int, end: int) -> Extra:
-        """Return the facts of a request's block other than its tokens."""
-        ...
-
-
-class Change(NamedTuple):
-    """A block that came whole to a tier, or that is whole there no more.
-
-    Attributes:
-        stored: whether it came.
-        tier: index of the tier.
-        group: index of the group of layers.
-        hash: vLLM's hashes of it, one after the other.
-        parent: those of the block before it; None for a first one.
-        tokens: its tokens.
-        extra: the facts in its hash other than its tokens.
-    """
-
-    stored: bool
-    tier: int
-    group: int
-    hash: bytes
-    parent: bytes | None
-    tokens: list[int]
-    extra: Extra
+_BORDER = b"border of "
 
 
 class _Waiting(NamedTuple):
@@ -92,6 +55,7 @@ class PublishedBlocks:
         images: keys of blocks with images, of those found at start.
         last: the last tier whose blocks are published.
         hashes: the number of vLLM's hashes of a block.
+        needs: as `BlockManager.resume_needs`, for several groups; None publishes all blocks.
 
     Attributes:
         missed: events that the manager overwrote before they were taken.
@@ -107,19 +71,20 @@ class PublishedBlocks:
         last: int = 2,
         *,
         hashes: int = 1,
+        needs: Needs | None = None,
     ) -> None:
         self._images, self._last, self._per = images, last, hashes
         self._layers, self._naming, self._root = layers, naming, root
-        # Layers by tier, group and key, as the places below.
-        self._there: dict[tuple[int, int, bytes], set[int]] = {}
-        self._places: Counter[bytes] = Counter()  # that have something of a block, vLLM's too
+        self._resident = ResidentLayers()
+        self._borders = None if needs is None else Borders(needs)
         self._hashes: dict[bytes, bytes] = {}
         self._extras: dict[bytes, Extra] = {}
         self._firsts: set[bytes] = set()  # parents of first blocks: no block has these keys
         self._new: dict[int, tuple[bytes, Extra, bool]] = {}  # by handle, until the next `take`
         self._nameless: dict[int, bytes] = {}
         self._plain: set[bytes] | None = {root}  # found at start, and named by tokens alone
-        self._published: set[tuple[int, int, bytes]] = set()
+        # The parent's key and the tokens by place: tier, group and key.
+        self._published: dict[tuple[int, int, bytes], tuple[bytes, array[int]]] = {}
         self._shown: Counter[tuple[int, int, bytes]] = Counter()  # by hash instead of key
         self._waiting: dict[bytes, dict[tuple[int, int, bytes], _Waiting]] = {}
         self._next = 0
@@ -159,35 +124,41 @@ class PublishedBlocks:
             self.missed += number - self._next
             self._next = number + 1
             self._name(event, key, parent)
-            (before, after), whole = self._note(event, key), self._layers[event.group]
+            (before, after), whole = self._resident.note(event, key), self._layers[event.group]
+            yield from self._follow(event, key, parent, there=after == whole)
             if 0 < event.tier <= self._last and before != after and whole in (before, after):
                 one = _Waiting(event.tier, event.group, key, parent, list(event.tokens or ()))
                 if after == whole:
                     yield from self._publish(one)
                 else:
                     yield from self._withdraw(one)
-            if key not in self._places:
+            if key not in self._resident:
                 self._hashes.pop(key, None)
                 self._extras.pop(key, None)
                 self._nameless.pop(event.block, None)
         for handle in self._new.keys() & self._nameless.keys():
-            key = self._nameless.pop(handle)
-            self._hashes[key], extra, first = self._new[handle]
-            if any(extra):
-                self._extras[key] = extra
-            for each in list(self._waiting.pop(key, {}).values()):
-                if first and each.key == key:  # the others are its children
-                    self._firsts.add(each.parent)
-                yield from self._publish(each)
+            yield from self._name_late(self._nameless.pop(handle), *self._new[handle])
         self._new, self._plain, self._images = {}, None, ()
+
+    def again(self) -> Iterator[Change]:
+        """Take all back and publish it again: readers may have forgotten it, or only some."""
+        yield from self._removed()
+        published, self._published = self._published, {}
+        self._shown.clear()
+        for place, (parent, tokens) in published.items():
+            yield from self._publish(_Waiting(*place, parent, tokens.tolist()))
 
     def clear(self) -> Iterator[Change]:
         """Take all back."""
+        yield from self._removed()
+        missed, unknown, number = self.missed, self.unknown, self._next
+        last, per, needs = self._last, self._per, self._borders and self._borders.needs
+        self.__init__(self._layers, self._naming, self._root, last=last, hashes=per, needs=needs)
+        self.missed, self.unknown, self._next = missed, unknown, number
+
+    def _removed(self) -> Iterator[Change]:
         for shown in self._shown:
             yield Change(False, *shown, None, [], Extra())  # noqa: FBT003 - a named tuple's field
-        missed, unknown, number = self.missed, self.unknown, self._next
-        self.__init__(self._layers, self._naming, self._root, last=self._last, hashes=self._per)
-        self.missed, self.unknown, self._next = missed, unknown, number
 
     def _name(self, event: Event, key: bytes, parent: bytes) -> None:
         """Find the hash of a block that comes."""
@@ -211,6 +182,18 @@ class PublishedBlocks:
             self.unknown += event.block not in self._nameless
             self._nameless[event.block] = key
 
+    def _name_late(self, key: bytes, name: bytes, extra: Extra, first: bool) -> Iterator[Change]:  # noqa: FBT001 - fields of a tuple
+        """Publish what waits for the hash of a block."""
+        self._hashes[key] = name
+        if any(extra):
+            self._extras[key] = extra
+        for each in list(self._waiting.pop(key, {}).values()):
+            if first and each.key == key:  # the others are its children
+                self._firsts.add(each.parent)
+                if self._borders is not None:
+                    yield from self._turn(self._borders.begin(key))
+            yield from self._publish(each)
+
     def _publish(self, block: _Waiting) -> Iterator[Change]:
         """Publish a block and all that waited for it; or let it wait."""
         ready = [block]
@@ -222,7 +205,10 @@ class PublishedBlocks:
                 behind = one.key if name is None else one.parent
                 self._waiting.setdefault(behind, {})[place] = one
                 continue
-            self._published.add(place)
+            if self._is_useless(one):
+                self._waiting.setdefault(_BORDER + one.key, {})[place] = one
+                continue
+            self._published[place] = one.parent, array("I", one.tokens)
             shown = one.tier, one.group, name
             self._shown[shown] += 1
             if self._shown[shown] == 1:
@@ -231,41 +217,49 @@ class PublishedBlocks:
                 yield Change(True, *shown, before, one.tokens, extra)  # noqa: FBT003 - the same
             ready += self._waiting.pop(one.key, {}).values()
 
+    def _follow(self, event: Event, key: bytes, parent: bytes, *, there: bool) -> Iterator[Change]:
+        """Note in the borders whether a group of a block is there."""
+        if self._borders is None:
+            return
+        there = there and 0 < event.tier <= self._last
+        place, first = (event.tier, event.group, key), parent in self._firsts
+        yield from self._turn(self._borders.change(place, parent, there=there, first=first))
+
+    def _turn(self, keys: Iterable[bytes]) -> Iterator[Change]:
+        """Publish blocks of the first group that are of use now, and take others back."""
+        for key in keys:
+            for each in list(self._waiting.pop(_BORDER + key, {}).values()):
+                yield from self._publish(each)
+            for tier in range(1, self._last + 1):
+                known = self._published.get(place := (tier, 0, key))
+                if known is not None:
+                    one = _Waiting(*place, known[0], known[1].tolist())
+                    if self._is_useless(one):
+                        yield from self._withdraw(one)
+                        self._waiting.setdefault(_BORDER + key, {})[place] = one
+
+    def _is_useless(self, block: _Waiting) -> bool:
+        """Whether it is of the first group and no request can go on after it."""
+        return self._borders is not None and not (
+            block.group or self._borders.is_covered(block.key)
+        )
+
     def _is_published(self, key: bytes) -> bool:
         return any((tier, 0, key) in self._published for tier in (1, 2))
 
     def _withdraw(self, block: _Waiting) -> Iterator[Change]:
         """Take a block back, if it was published."""
         place = block[:3]
-        for behind in (block.key, block.parent):
+        for behind in (block.key, block.parent, _BORDER + block.key):
             rows = self._waiting.get(behind, {})
             rows.pop(place, None)
             if not rows:
                 self._waiting.pop(behind, None)
         if place not in self._published:
             return
-        self._published.remove(place)
+        del self._published[place]
         shown = block.tier, block.group, self._hashes[block.key]
         self._shown[shown] -= 1
         if not self._shown[shown]:
             del self._shown[shown]
             yield Change(False, *shown, None, [], Extra())  # noqa: FBT003 - the same
-
-    def _note(self, event: Event, key: bytes) -> tuple[int, int]:
-        """Layers of the event's group and block on its tier, before the event and after it."""
-        place = event.tier, event.group, key
-        layers = self._there.setdefault(place, set())
-        before, named = len(layers), range(event.layer_lo, event.layer_hi)
-        if event.kind == "stored":
-            layers.update(named)
-        else:
-            layers.difference_update(named)
-        if layers and not before:
-            self._places[key] += 1
-        if not layers:
-            del self._there[place]
-            if before:
-                self._places[key] -= 1
-                if not self._places[key]:
-                    del self._places[key]
-        return before, len(layers)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kvtrie import BlockManager
     from kvtrie.engines.server.format_figure import FormatFigure
     from kvtrie.engines.server.why import MissCounter
-    from kvtrie.engines.vllm.events import Change, Naming
+    from kvtrie.engines.vllm.changes import Change, Naming
     from kvtrie.engines.vllm.messages import Opened, StepNews, StepOrders
     from kvtrie.engines.vllm.metrics import ExportedValues, MetricsExporter
     from kvtrie.engines.vllm.model import ServedModel
@@ -189,15 +189,19 @@ class SchedulerConnector:
         self._loads.clear()
         self._orders.forget = True
 
-    def changes(self) -> list[Change]:
-        """Blocks that have come whole to host or disk since the last call, or left, in order."""
+    def changes(self, *, forgotten: bool = False) -> list[Change]:
+        """Blocks that have come whole to host or disk since the last call, or left, in order.
+
+        Args:
+            forgotten: whether readers have forgotten all blocks, so that all are published again.
+        """
         published = self.cache.published
         if published is None:
             return []
         cleared, self._cleared = self._cleared, []
         new = [*published.take(self.manager.take_events())]
         if not self.cache.resetting:
-            return [*cleared, *new]
+            return [*cleared, *new, *(published.again() if forgotten else ())]
         for _ in published.clear():  # the manager still has the blocks; none is published again
             pass
         return cleared

@@ -33,6 +33,7 @@ OVERRIDDEN = (
     "has_pending_push_work",
     "reset_cache",
     "take_events",
+    "bind_gpu_block_pool",
     "get_kv_connector_stats",
     "build_kv_connector_stats",
     "build_prom_metrics",
@@ -284,6 +285,7 @@ USED = {
     ),
     ("vllm.config", "DeviceConfig"): ("device_type",),
     ("vllm.model_executor.layers.quantization.base_config", "QuantizationConfig"): (),
+    ("vllm.v1.core.block_pool", "BlockPool"): ("cached_block_hash_to_block",),
     ("vllm.v1.core.kv_cache_manager", "KVCacheBlocks"): ("get_block_ids",),
     (_OUTPUT, "SchedulerOutput"): (
         "scheduled_new_reqs",

@@ -20,7 +20,7 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
 
-from kvtrie.engines.vllm.events import Extra
+from kvtrie.engines.vllm.changes import Extra
 
 try:
     from vllm.v1.core.kv_cache_utils import to_event_extra_keys
@@ -37,13 +37,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from typing import Self
 
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
     from kvtrie.engines.vllm.events import Change
     from kvtrie.engines.vllm.model import ServedGroup, ServedModel
 
-__all__ = ["EventGroup", "VllmNaming", "events_of"]
+__all__ = ["EngineResets", "EventGroup", "VllmNaming", "events_of"]
 
 _MEDIUMS = (None, MEDIUM_CPU, MEDIUM_STORAGE)
 
@@ -103,6 +104,29 @@ class EventGroup(NamedTuple):
         spec = caches.kv_cache_groups[group.number].kv_cache_spec
         kind = get_kv_cache_spec_kind(spec).value
         return cls(group.number, kind, get_kv_cache_spec_sliding_window(spec), spec.block_size)
+
+
+class EngineResets:
+    """Resets of vLLM's own prefix cache, of which vLLM does not inform a connector.
+
+    vLLM publishes them as `AllBlocksCleared`, on which readers forget blocks of all mediums.
+
+    Args:
+        pool: vLLM's blocks on the GPU. A reset replaces its map of hashes.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool, self._known = pool, pool.cached_block_hash_to_block
+
+    @property
+    def pending(self) -> bool:
+        """Whether there was a reset since the last `take`."""
+        return self._pool.cached_block_hash_to_block is not self._known
+
+    def take(self) -> bool:
+        """Return whether there was a reset since the last call."""
+        pending, self._known = self.pending, self._pool.cached_block_hash_to_block
+        return pending
 
 
 def events_of(

@@ -1,0 +1,160 @@
+"""Borders: how far requests can go with blocks on host and disk, in models with several groups.
+
+A request goes on after a block if each group after the first has what it needs there: the blocks of
+a window, or a state. A router counts blocks of the first group, so one counts only if it comes
+before such a border, or is the last block before it.
+Invariant: a block is covered if it, or a block after it, ends at a border that is complete. Cost: a
+node per block that is there or has a block after it; a change checks the borders near it, by the
+blocks that they need.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Needs = Callable[[int], list[tuple[tuple[int, int], tuple[int, int]]]]
+
+__all__ = ["Borders"]
+
+
+class _Node:
+    """A block: its neighbours and what is there of it.
+
+    Attributes:
+        above: the block before it; None for a first one, and while that is not known.
+        below: the blocks after it.
+        depth: the number of blocks before it; None while that is not known.
+        there: pairs of a tier and a group that are there as a whole.
+        complete: whether a request can go on after it.
+        covers: blocks after it that are covered, and itself if it is complete.
+    """
+
+    __slots__ = ("above", "below", "complete", "covers", "depth", "key", "there")
+
+    def __init__(self, key: bytes) -> None:
+        self.key, self.complete, self.covers = key, False, 0
+        self.above: _Node | None = None
+        self.depth: int | None = None
+        self.below: set[_Node] = set()
+        self.there: set[tuple[int, int]] = set()
+
+    def has(self, group: int) -> bool:
+        return any(each == group for _, each in self.there)
+
+
+class Borders:
+    """The borders of all sequences.
+
+    Args:
+        needs: as `BlockManager.resume_needs`.
+    """
+
+    def __init__(self, needs: Needs) -> None:
+        self.needs, self._nodes = needs, dict[bytes, _Node]()
+
+    def is_covered(self, key: bytes) -> bool:
+        """Return whether a request can go on after this block or one after it."""
+        return key in self._nodes and self._nodes[key].covers > 0
+
+    def change(
+        self, place: tuple[int, int, bytes], parent: bytes, *, there: bool, first: bool
+    ) -> list[bytes]:
+        """Note that a block is as a whole on a tier, or is not.
+
+        Args:
+            place: its tier, its group and its key.
+            parent: the key of the block before it.
+            there: whether it is.
+            first: whether `parent` is no block.
+
+        Returns:
+            Keys of the blocks that are covered now or are covered no more, parents first.
+        """
+        tier, group, key = place
+        node = self._nodes.setdefault(key, _Node(key))
+        if node.depth is None and node.above is None:
+            self._link(node, parent, first=first)
+        if there:
+            node.there.add((tier, group))
+        else:
+            node.there.discard((tier, group))
+        changed = self._settle(node)
+        self._forget(node)
+        return changed
+
+    def begin(self, key: bytes) -> list[bytes]:
+        """Note that a block is a first one; as `change`."""
+        node = self._nodes.get(key)
+        if node is None or node.depth is not None:
+            return []
+        above, node.above, node.depth = node.above, None, 0
+        if above is not None:
+            above.below.discard(node)
+            self._forget(above)
+        return self._settle(node)
+
+    def _link(self, node: _Node, parent: bytes, *, first: bool) -> None:
+        if first:
+            node.depth = 0
+            return
+        node.above = self._nodes.setdefault(parent, _Node(parent))
+        node.above.below.add(node)
+
+    def _settle(self, node: _Node) -> list[bytes]:
+        """Check the borders that need a block, its own first."""
+        changed: list[bytes] = []
+        near = [node]
+        while near:
+            one = near.pop()
+            if one.depth is None and one.above is not None and one.above.depth is not None:
+                one.depth = one.above.depth + 1
+            if one.depth is None:
+                continue
+            complete = self._is_complete(one)
+            if complete != one.complete:
+                one.complete = complete
+                changed += self._cover(one, 1 if complete else -1)
+            if one.below:
+                wanted = self._wanted(one.depth + 2)
+                needed = any(first <= (node.depth or 0) for _, first, _ in wanted)
+                near += [each for each in one.below if needed or each.depth is None]
+        return changed
+
+    def _wanted(self, border: int) -> list[tuple[int, int, int]]:
+        """The groups whose blocks a border needs, each with the first and the last plus 1."""
+        groups = enumerate(self.needs(border), 1)
+        return [(group, *each) for group, ranges in groups for each in ranges if each[0] < each[1]]
+
+    def _is_complete(self, node: _Node) -> bool:
+        depth = node.depth or 0
+        wanted = [(0, depth, depth + 1), *self._wanted(depth + 1)]
+        lowest = min(first for _, first, _ in wanted)
+        one: _Node | None = node
+        while one is not None and (at := one.depth or 0) >= lowest:
+            if not all(one.has(group) for group, first, end in wanted if first <= at < end):
+                return False
+            one = one.above
+        return True
+
+    def _cover(self, node: _Node | None, step: int) -> list[bytes]:
+        """Count a border in its block and those before it, as far as that changes them."""
+        changed: list[bytes] = []
+        while node is not None:
+            node.covers += step
+            if node.covers != max(0, step):  # it was covered by others, and is
+                break
+            changed.append(node.key)
+            node = node.above
+        return changed[::-1]
+
+    def _forget(self, node: _Node | None) -> None:
+        """Drop a block of which nothing is there and that has no block after it."""
+        while node is not None and not node.there and not node.below:
+            del self._nodes[node.key]
+            above = node.above
+            if above is not None:
+                above.below.discard(node)
+            node = above
