@@ -223,7 +223,7 @@ class LlmdReader:
     The topic `kv@pod@model` names the pod. A store maps the engine's names to keys, of which each
     hashes the one before it and the next `size` tokens; a removal finds them by name. Groups of
     layers that do not see all tokens are left out, as are stores that leave blocks out. Stores and
-    removals of a name are counted, so the last removal counts.
+    removals of a name are counted, so the last removal counts. Images are not looked at.
 
     Args:
         size: tokens of a key.
