@@ -29,8 +29,8 @@ def test_all_of_it():
     if not namespace.possible():
         pytest.skip("no network namespace: unshare -n does not work here")
     options = ["-q", "-rf", "-p", "no:cacheprovider", "--show-capture=no", "-k", "mooncake"]
-    machines = HERE / "test_mooncake_machines.py"
-    files = [HERE / "test_served_stores.py", Path(__file__), machines]
+    others = ("test_served_stores.py", "test_mooncake_machines.py", "test_sources.py")
+    files = [Path(__file__), *(HERE / each for each in others)]
     ended = namespace.run("pytest", *options, *files, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
     assert " passed" in ended.stdout
