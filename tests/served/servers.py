@@ -246,7 +246,7 @@ def offload(model, extra, **more):
     """A server with vLLM's own OffloadingConnector."""
     with serve(model, extra, connector="OffloadingConnector", **more) as server:
         tiers = server.core.scheduler.connector.connector_scheduler.manager.secondary_tiers
-        server.disk = tiers[0].disk if tiers else None
+        server.disk = getattr(next(iter(tiers), None), "disk", None)
         yield server
 
 

@@ -57,13 +57,16 @@ class Process:
     """A server that is asked through its pipes.
 
     Attributes:
+        script: the program of its process.
         tokens: prompt tokens by their source, after the last question.
     """
+
+    script = SERVER
 
     def __init__(self, folder, model, extra):
         script = folder / "server.py"
         here = str(Path(__file__).parent)
-        script.write_text(SERVER.format(here=here, model=model, extra=extra))
+        script.write_text(self.script.format(here=here, model=model, extra=extra))
         self.child = subprocess.Popen(
             [sys.executable, str(script)],
             stdin=subprocess.PIPE,
@@ -80,10 +83,14 @@ class Process:
                 return line
         raise AssertionError(f"the server has ended with {self.child.wait()}")
 
-    def ask(self, prompts):
-        self.child.stdin.write(json.dumps(prompts) + "\n")
+    def send(self, question):
+        """The answer to a question, as the script gives it."""
+        self.child.stdin.write(json.dumps(question) + "\n")
         self.child.stdin.flush()
-        answer = json.loads(self.line("{"))
+        return json.loads(self.line("{"))
+
+    def ask(self, prompts):
+        answer = self.send(prompts)
         self.tokens = answer["tokens"]
         return [(tokens, chances) for tokens, chances in answer["answers"]], answer["cached"]
 
