@@ -461,3 +461,25 @@ def test_numbers_of_batches_follow_each_other():
         numbers = [int.from_bytes(each[2], "big") for each in frames]
         assert len(numbers) == 6
         assert all(later == earlier + 1 for earlier, later in pairwise(numbers))
+
+
+def test_each_reader_that_joins_an_idle_publisher_sees_a_batch():
+    manager = manager_of()
+    with publisher_of(manager, dp_rank=3) as publisher, zmq.Context() as context:
+        before = publisher.counts.batches
+        publisher.pump()
+        assert publisher.counts.batches == before
+        for reader in (1, 2):
+            with context.socket(zmq.SUB) as stream:
+                stream.connect(publisher.endpoint)
+                stream.subscribe(b"")
+                for _ in range(1000):
+                    publisher.pump()
+                    if stream.poll(10):
+                        break
+                assert stream.poll(0)
+                _, number, payload = stream.recv_multipart()
+            assert int.from_bytes(number, "big") == publisher._numbers.last
+            assert msgspec.msgpack.decode(payload)[1:] == [[], 3]
+            publisher.pump()
+            assert publisher.counts.batches == before + reader

@@ -2,7 +2,8 @@
 
 Routers that read vLLM's events read these: a ZeroMQ PUB socket with the frames topic, batch number
 and msgpack, and a ROUTER socket that sends batches again. The first batch clears what readers knew
-of an earlier publisher, and has the contents.
+of an earlier publisher, and has the contents. A reader that joins later gets an empty batch, whose
+number shows it the gap.
 Invariant: a reader that has read batches in order, up to any of them, knows no copy that the
 manager did not have then, complete, and after all moves it knows each. Cost: one encoding per
 `pump`; the engine waits for no reader.
@@ -10,6 +11,8 @@ manager did not have then, complete, and after all moves it knows each. Cost: on
 
 from __future__ import annotations
 
+import contextlib
+import struct
 import threading
 import time
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -116,6 +119,7 @@ class Publisher:
         rank = whole("dp_rank", dp_rank, 0, _MOST_RANK)
         kept = whole("ring", ring, 1, _MOST_RING)
         open_to_all = flag("public", public)
+        self._rank = rank
         self._numbers = BatchNumbers(number_file, time.time_ns() // 1000)
         mediums = [MEDIUMS.get(tier.kind) for tier in manager.tiers]
         self._batches = EventBatches(manager, mediums, hashes=hashes, form=form, rank=rank)
@@ -127,7 +131,8 @@ class Publisher:
         self._closed = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._socket = bound(self._context, zmq.PUB, "endpoint", endpoint, public=open_to_all)
+            self._socket = bound(self._context, zmq.XPUB, "endpoint", endpoint, public=open_to_all)
+            self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # each reader, not each topic
             self.endpoint = self._socket.last_endpoint.decode()
             self.replay: str | None = None
             if replay is not None:
@@ -156,6 +161,9 @@ class Publisher:
                 self._send_contents(contents)
             elif events is not None:
                 self._send(events)
+            elif self._joined():
+                at, rank = struct.pack(">d", time.time()), struct.pack(">I", self._rank)
+                self._send(b"\x93\xcb" + at + b"\x90\xce" + rank)  # [time, [], rank]
 
     @property
     def counts(self) -> PublisherCounts:
@@ -196,6 +204,14 @@ class Publisher:
 
     def __repr__(self) -> str:
         return f"Publisher({self.endpoint!r}, replay={self.replay!r})"
+
+    def _joined(self) -> bool:
+        """Whether readers subscribed since the last call: an empty batch shows them the gap."""
+        found = False
+        with contextlib.suppress(zmq.Again):
+            while True:
+                found |= self._socket.recv(zmq.NOBLOCK)[:1] == b"\x01"
+        return found
 
     def _publish_contents(self) -> None:
         """The first batch; it has all that the events so far say."""
