@@ -167,6 +167,16 @@ def test_the_shared_cache_of_the_readme_is_found_by_the_next_one(tmp_path, monke
     assert read == [0, 2]
 
 
+def check_module(words):
+    """A module that is run: an example, or SGLang's server."""
+    assert words[0] == "-m"
+    if words[1].startswith("examples."):
+        assert (ROOT / words[1].replace(".", "/") / "__main__.py").exists()
+    else:
+        assert words[1] == "sglang.launch_server"
+        assert names_of_sglang(words)
+
+
 @pytest.mark.parametrize("command", commands())
 def test_commands_exist(command, tmp_path):
     program, *words = shlex.split(command)
@@ -194,8 +204,7 @@ def test_commands_exist(command, tmp_path):
         assert words[0].removeprefix("http://localhost:8000") in {"/metrics", "/v1/completions"}
         assert all(json.loads(word) for word in words if word.startswith("{"))
     elif program == "python":
-        assert words[:2] == ["-m", "sglang.launch_server"]
-        assert names_of_sglang(words)
+        check_module(words)
     else:
         pytest.fail(f"'{program}' is none of make, pip, kvtrie, vllm, sglang, curl and python")
 
