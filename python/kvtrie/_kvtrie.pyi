@@ -2750,20 +2750,21 @@ class Simulation:
         logged: bool = False,
         objective: Literal["cost", "balanced", "hits"] = "cost",
         resume: ResumePoints | None = None,
+        remote: Literal["all", "local"] | None = None,
     ) -> Self:
         """Make machines without a block.
 
         Args:
             model: as for `BlockManager`, as are `tiers`, `block_tokens`, `token_weight`, `policy`,
                 `cost`, `structure`, `drop_order`, `reuse`, `epsilon`, `objective` and `resume`,
-                which machines with peers or a network do not take.
+                which machines with peers, a network or a shared store do not take.
             tiers: of each machine, fastest first.
             price: what a token takes to compute, in 2**-32 ns: `(base, slope)`, the slope per token
                 of context, or ascending pairs `(context, price)`, linear between them. Or `(base,
                 prefill, decode)` in ns: of a step without tokens, and beyond it `(contexts, counts,
                 rows)` by tokens of a prefill and by requests that decode.
             machines: how many machines (1), or `(tiers, price, cost)` of each, whose tiers are of
-                the same kinds as `tiers`. A tier 'remote' goes with one machine.
+                the same kinds as `tiers`. A tier 'remote' goes with one machine, without `remote`.
             block_tokens: tokens of one block.
             token_weight: real tokens for each given one.
             policy: which copies leave first.
@@ -2805,6 +2806,10 @@ class Simulation:
             clients: how many ask, each with one conversation at a time; None if arrivals do not
                 wait for answers.
             logged: keep all calls of managers for `log`.
+            remote: the last tier, of kind 'remote', is one store of all machines with room for its
+                `blocks`; a machine finds there "all" blocks, those that others wrote the latency of
+                `read` after they were written, or "local", its own. Lanes with `shares` are one
+                queue of all machines. None: a tier 'remote' belongs to one machine.
 
         Raises:
             ConfigError: settings that contradict each other.

@@ -95,7 +95,7 @@ def test_a_tier_and_the_network_contend_for_a_lane_of_one_name(tmp_path, shares,
         ),
         (
             ["machines=2", f"tiers={REMOTE}"],
-            "machines is 2, and a tier is 'remote': a simulated store is not shared",
+            "machines is 2, and a tier is 'remote', which belongs to one machine: 1 machine, or",
         ),
     ],
 )  # fmt: skip

@@ -1,11 +1,12 @@
 """A run's calls, played into a manager alone, give the same moves; predicted runs are replays."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from kvtrie import BlockManager, Cost, Lane, ModelShape, Prefetch, Release, Tier
-from kvtrie.errors import NoSpaceError
+from kvtrie.errors import ConfigError, NoSpaceError
 from kvtrie.sim.config import SimulationConfig, TraceSource
 from kvtrie.sim.figures import figures_of
 from kvtrie.sim.replay import open_manager, replay
@@ -15,6 +16,7 @@ from kvtrie.sim.trace import write_trace
 from kvtrie.sim.workloads import conversations
 
 KINDS = ("gpu", "host", "disk")
+STORE = 1  # the kind of a move
 POLICIES = ("lru", "fifo", "lfu", "retention", "checkerboard", "learned")
 
 
@@ -59,6 +61,15 @@ def drawn(dice):
         manager["token_by_token"] = dice.random() < 0.2
     if len(tiers) > 1 and dice.random() < 0.5:
         manager["peers"] = Lane("peers", dice.choice((1e5, 1e7)), shares=dice.choice(("n", None)))
+    # The other dice keep what they drew before there was a shared store.
+    more = random.Random(dice.getstate()[1][0])
+    if len(tiers) > 1 and more.random() < 0.3:
+        shares = more.choice((None, "a", "n"))
+        lane = Lane("remote read", more.choice((1e5, 1e7)), more.choice((0, 999)), shares=shares)
+        store = replace(lane, name="remote store")
+        room = more.randint(3, 40)
+        tiers += (Tier("remote", blocks=room, owner="none", policy="lru", read=lane, store=store),)
+        manager["remote"] = more.choice(("all", "all", "local"))
     config = SimulationConfig(
         trace=TraceSource("drawn"),
         model=ModelShape(layers, 1, 4, "float16"),
@@ -110,6 +121,14 @@ def from_peers(manager, name, rest):
             assert not fits
         else:
             assert fits
+    elif name == "clear":
+        tokens, tier, skip, fits, now = rest
+        try:
+            manager.mark(tokens, tier, present=False, skip=skip, now=now)
+        except ConfigError:
+            assert not fits
+        else:
+            assert fits
     elif name == "pin":
         assert manager.pin_copies(rest[0], rest[1], now=rest[3]) == rest[2]
     elif name == "end":
@@ -119,12 +138,26 @@ def from_peers(manager, name, rest):
         manager.unpin_copies(rest[0], now=rest[1])
 
 
+def tiers_of_managers(config):
+    """The tiers, of which a shared store is as large as what a machine keeps account of."""
+    if config.shared is None:
+        return config.tiers
+    tracked = 2 * sum(tier.blocks for tier in config.tiers)
+    return (*config.tiers[:-1], replace(config.shared, blocks=tracked))
+
+
+def shared_stores(config, rows):
+    """Number of stores to a shared store among moves of a log."""
+    last = None if config.shared is None else len(config.tiers) - 1
+    return sum(row[1] == STORE and row[4] == last for row in rows)
+
+
 def moves_of_manager(config, log):
     """Play a log into a new manager, which must hand out the log's moves."""
     given = ("policy", "structure", "epsilon")
     manager = BlockManager(
         config.model,
-        config.tiers,
+        tiers_of_managers(config),
         block_tokens=config.block_tokens,
         cost=config.cost,
         **{name: config.manager[name] for name in given},
@@ -143,7 +176,7 @@ def moves_of_manager(config, log):
                 assert lease.id == number
                 leases[number] = lease
         elif name == "moves":
-            moves = manager.moves()
+            moves = manager.moves(shared=shared_stores(config, rest[0]))
             rows = zip(*(getattr(moves, one).tolist() for one in (*names, "after")), strict=True)
             assert list(rows) == rest[0]
             count += len(moves)
@@ -157,7 +190,7 @@ def moves_of_manager(config, log):
             grown(leases[rest[0]], name, rest[1:], config.manager["load"])
         else:
             from_peers(manager, name, rest)
-    assert not len(manager.moves())
+    assert not len(manager.moves(shared=0))
     manager.audit()
     return count
 

@@ -15,6 +15,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from kvtrie._kvtrie import Simulation
+    from kvtrie.settings.tier import Tier
     from kvtrie.sim.config import SimulationConfig
 
 __all__ = ["Counts", "figures_of"]
@@ -78,7 +79,7 @@ def figures_of(config: SimulationConfig, simulation: Simulation, counts: Counts)
     Hits of tiers are in blocks; a block that came from a peer was loaded from the host and counts
     there, in `hit_tokens` and `saved_ns` as `peer`. `saved_ns` is how long computing the tokens
     that were found would have taken. `blocks` of a tier are those of one machine, in the mean where
-    machines differ.
+    machines differ; of a store of all machines they are all that it has.
 
     Args:
         config: the settings, for goals and prices.
@@ -151,10 +152,15 @@ def _tiers(
     config: SimulationConfig, simulation: Simulation, counts: Counts
 ) -> list[dict[str, Any]]:
     machines: int = config.manager.get("machines", 1)
+
+    def each(tier: Tier, room: int) -> float:
+        number = 1 if tier is config.shared else machines
+        return room // number if room % number == 0 else room / number
+
     return [
         {
             "kind": tier.kind,
-            "blocks": room // machines if room % machines == 0 else room / machines,
+            "blocks": each(tier, room),
             "hits": hits,
             "hit_tokens": counts.hit_tokens.get(tier.kind, 0),
             "saved_ns": counts.saved_ns.get(tier.kind, 0),
@@ -188,6 +194,9 @@ def _lanes(config: SimulationConfig, simulation: Simulation) -> dict[str, dict[s
         for tier in one.tiers
         for lane in tier.lanes()
     }
+    for lane in () if config.shared is None else config.shared.lanes():
+        if lane.shares is not None:
+            number[lane.name] = 1
     peers = config.manager.get("peers")
     if peers is not None:
         number[peers.name] = 1 if peers.shares is not None else machines * (machines - 1)

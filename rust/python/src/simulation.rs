@@ -18,6 +18,7 @@ use kvtrie_sim::cost::Affine;
 use kvtrie_sim::directory::Learning;
 use kvtrie_sim::engine::{Kind, Limits, Service, Wait};
 use kvtrie_sim::network::{LANE, PeerSpec};
+use kvtrie_sim::remote::Lookup;
 use kvtrie_sim::request::Request;
 use kvtrie_sim::router::RoundRobin;
 use kvtrie_sim::simulation::{Config, Simulation as Run};
@@ -80,13 +81,13 @@ impl Simulation {
         wait=None, router=None, transfer=None, moves_per_job=64, peers=None, engine=None,
         token_budget=2048, max_running=256, token_by_token=false, prefill=1, network=None,
         directory_ns=None, prefetch=None, clients=None, logged=false, objective=Objective::Cost,
-        resume=None
+        resume=None, remote=None
     ), text_signature = "(model, tiers, *, price, machines=1, block_tokens=16, token_weight=1, \
         policy='learned', cost='default', structure='leaf-only', drop_order='shallow', reuse=True, \
         epsilon=0.015625, load='all', keep=1, wait='all', router='round-robin', \
         transfer='executor', moves_per_job=64, peers=None, engine='serial', token_budget=2048, \
         max_running=256, token_by_token=False, prefill=1, network=None, directory_ns=None, \
-        prefetch='never', clients=None, logged=False, objective='cost', resume=None)")]
+        prefetch='never', clients=None, logged=False, objective='cost', resume=None, remote=None)")]
     fn new(
         model: &Bound<'_, PyAny>,
         tiers: &Bound<'_, PyAny>,
@@ -119,6 +120,7 @@ impl Simulation {
         logged: bool,
         #[pyo3(from_py_with = settings::objective)] objective: Objective,
         resume: Option<&Bound<'_, PyAny>>,
+        remote: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let tiers = settings::tiers(tiers)?;
         let given =
@@ -158,6 +160,8 @@ impl Simulation {
             })
         };
         let (peers, network) = (peers.map(between).transpose()?, network.map(between).transpose()?);
+        let lookups = [("all", Lookup::All), ("local", Lookup::Local)];
+        let remote = remote.map(|given| choice(given, "remote", &lookups)).transpose()?;
         let config = Config {
             machines,
             hardware,
@@ -179,6 +183,7 @@ impl Simulation {
             settings,
             peers,
             network,
+            remote,
             directory: directory_ns.map_or(Learning::Exact, |time| Learning::Events(time.0)),
             logged,
         };
@@ -219,6 +224,7 @@ impl Simulation {
             router: Box::new(RoundRobin::default()),
             peers: None,
             network: None,
+            remote: None,
             directory: Learning::Exact,
             logged: false,
         };
@@ -278,7 +284,8 @@ impl Simulation {
         self.look(|run| Ok(run.now()))
     }
 
-    /// Per tier, over all machines: hits in blocks and tokens, and evictions by reason.
+    /// Per tier, over all machines: hits in blocks and tokens, and evictions by reason; all blocks that
+    /// left a store of all machines were dropped.
     fn tiers(&self) -> PyResult<Vec<TierCounts>> {
         self.look(|run| {
             let of = |tier| {
@@ -293,7 +300,11 @@ impl Simulation {
                     )
                 })
             };
-            Ok((0..self.tiers).map(of).collect())
+            let mut tiers: Vec<TierCounts> = (0..self.tiers).map(of).collect();
+            if let (Some(evicted), Some(last)) = (run.remote_evicted(), tiers.last_mut()) {
+                (last.2, last.3, last.4) = (0, 0, evicted);
+            }
+            Ok(tiers)
         })
     }
 

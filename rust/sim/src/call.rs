@@ -76,6 +76,19 @@ pub enum Call {
         /// When.
         now: Nanos,
     },
+    /// `mark` that the blocks after the first ones have left, with whether that could be.
+    Clear {
+        /// The prompt up to the last block.
+        tokens: Vec<Token>,
+        /// Where.
+        tier: TierId,
+        /// Blocks at the front that stay as they are.
+        skip: usize,
+        /// Whether no request, move or other block needed them.
+        fits: bool,
+        /// When.
+        now: Nanos,
+    },
     /// `pin_copies`, with the pin.
     Pin(Vec<Handle>, TierId, PinId, Nanos),
     /// `unpin_copies`.
@@ -191,13 +204,13 @@ impl Calls {
         Ok(found)
     }
 
-    /// All moves that wait to be handed out.
+    /// All moves that wait to be handed out, with stores of at most `stores` blocks to a remote tier.
     ///
     /// # Errors
-    /// As [`Manager::moves`].
-    pub fn moves(&mut self) -> Result<Vec<Handed>> {
+    /// As [`Manager::hand_out`].
+    pub fn moves(&mut self, stores: usize) -> Result<Vec<Handed>> {
         let handed =
-            self.manager.call(|manager| manager.hand_out(usize::MAX, usize::MAX, Handed::of))?;
+            self.manager.call(|manager| manager.hand_out(usize::MAX, stores, Handed::of))?;
         if !handed.is_empty() {
             self.note(|| Call::Moves(handed.clone()));
         }
@@ -261,6 +274,29 @@ impl Calls {
             Err(error) => return Err(error),
         };
         self.note(|| Call::Mark { tokens: tokens.to_vec(), tier, skip, times, fits, now });
+        Ok(fits)
+    }
+
+    /// Clears the copies of the blocks after the first `skip`; returns whether that can be.
+    ///
+    /// # Errors
+    /// As [`Manager::mark_behind`], but for copies that requests, moves or other blocks need.
+    pub fn clear(
+        &mut self,
+        tokens: &[Token],
+        tier: TierId,
+        skip: usize,
+        now: Nanos,
+    ) -> Result<bool> {
+        self.at(now)?;
+        let scope = Scope::default();
+        let mark = Mark { tokens, scope, tier, present: false, ready: None, first: None };
+        let fits = match self.manager.call(|manager| manager.mark_behind(&mark, skip, now)) {
+            Ok(_) => true,
+            Err(Error::Config(_)) => false,
+            Err(error) => return Err(error),
+        };
+        self.note(|| Call::Clear { tokens: tokens.to_vec(), tier, skip, fits, now });
         Ok(fits)
     }
 

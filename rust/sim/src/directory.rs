@@ -8,6 +8,7 @@ mod exact;
 
 use std::fmt::Debug;
 
+use kvtrie_core::block::TierId;
 use kvtrie_core::error::Result;
 use kvtrie_core::manager::{BlockEvent, Settings};
 use kvtrie_core::time::Nanos;
@@ -30,12 +31,18 @@ pub enum Learning {
 }
 
 impl Learning {
-    /// A directory that knows nothing yet, of machines of these settings.
+    /// A directory that knows nothing yet, of machines of these settings. It leaves out the tier that
+    /// they share: each of them can have what is there.
     #[must_use]
-    pub fn open(self, settings: &Settings, machines: usize) -> Box<dyn Directory> {
+    pub fn open(
+        self,
+        settings: &Settings,
+        machines: usize,
+        shared: Option<TierId>,
+    ) -> Box<dyn Directory> {
         match self {
             Self::Exact => Box::new(Exact),
-            Self::Events(_) => Box::new(EventMap::new(settings, machines)),
+            Self::Events(_) => Box::new(EventMap::new(settings, machines, shared)),
         }
     }
 }

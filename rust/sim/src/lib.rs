@@ -9,6 +9,7 @@
 //!     +--> engine --> cost, record           steps of a machine's batch
 //!     +--> peers --> directory --> machine   blocks of other machines
 //!     +--> machine --> transfer --> timeline, network      a manager, and the time of its copies
+//!             +--> remote                    a store of all machines
 //! event, request, call      nouns
 //! ```
 
@@ -25,6 +26,7 @@ pub mod machine;
 pub mod network;
 pub mod peers;
 pub mod record;
+pub mod remote;
 pub mod request;
 pub mod router;
 pub mod simulation;

@@ -3,6 +3,8 @@
 //! Invariant: whatever the manager wants moved is taken over before time goes on. Cost: that of the
 //! manager's calls.
 
+mod remote;
+
 use std::sync::Arc;
 
 use kvtrie_core::block::{Handle, TierId};
@@ -15,8 +17,10 @@ use kvtrie_locked::Locked;
 
 use crate::call::Calls;
 use crate::event::MachineId;
+use crate::remote::SharedStore;
 use crate::request::Prompt;
 use crate::transfer::{Executor, Transfer};
+use remote::Remote;
 
 /// The tiers of a peer that blocks are read from.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +40,8 @@ pub struct Machine {
     pub calls: Calls,
     /// The executor of its moves.
     pub executor: Executor,
+    /// The store that it shares with others.
+    remote: Option<Remote>,
 }
 
 impl Machine {
@@ -50,7 +56,12 @@ impl Machine {
     ) -> Self {
         let calls = Calls::new(manager, load, logged);
         let executor = Executor::new(calls.settings(), transfer);
-        Self { number, calls, executor }
+        Self { number, calls, executor, remote: None }
+    }
+
+    /// The last tier is a store that machines share.
+    pub(crate) fn share(&mut self, store: SharedStore) {
+        self.remote = Some(Remote::new(self.calls.settings(), store));
     }
 
     /// The blocks of a prompt after the first `own` that it can send, up to the first that neither
@@ -90,9 +101,13 @@ impl Machine {
 
     fn take_with(&mut self, mut freed: Vec<u64>, now: Nanos) -> Result<()> {
         loop {
-            let handed = self.calls.moves()?;
+            let stores = self.remote.as_ref().map_or(usize::MAX, Remote::free);
+            let handed = self.calls.moves(stores)?;
             if handed.is_empty() && freed.is_empty() {
                 return Ok(());
+            }
+            if let Some(remote) = &mut self.remote {
+                remote.begin(&handed);
             }
             self.executor.take(&handed, std::mem::take(&mut freed), now);
         }
@@ -106,6 +121,7 @@ impl Machine {
         let (moves, freed) = self.executor.end(number, now);
         if !moves.is_empty() {
             self.calls.complete(&moves, now)?;
+            self.written(&moves, now);
             self.take_with(freed, now)?;
         }
         Ok(moves)

@@ -29,7 +29,7 @@ pub struct PeerSpec {
     pub shares: Option<String>,
 }
 
-/// The queue that the network shares with lanes of machines: when it is free.
+/// A queue of several machines: when it is free.
 #[derive(Clone, Debug, Default)]
 pub struct SharedQueue(Arc<AtomicU64>);
 
@@ -56,17 +56,11 @@ pub struct Network {
 }
 
 impl Network {
-    /// A network that has carried nothing.
+    /// A network that has carried nothing; `queue` is that of all pairs of machines, if they share one.
     #[must_use]
-    pub fn new(spec: PeerSpec) -> Self {
+    pub fn new(spec: PeerSpec, queue: SharedQueue) -> Self {
         let (lanes, pairs) = (Lanes::default(), BTreeMap::new());
-        Self { spec, lanes, pairs, queue: SharedQueue::default() }
-    }
-
-    /// The queue that all pairs of machines share, with its name.
-    #[must_use]
-    pub fn queue(&self) -> Option<(&str, &SharedQueue)> {
-        self.spec.shares.as_deref().map(|name| (name, &self.queue))
+        Self { spec, lanes, pairs, queue }
     }
 
     /// How long an answer without bytes takes.

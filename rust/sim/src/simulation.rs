@@ -6,6 +6,7 @@
 mod arrivals;
 mod fetch;
 mod handoffs;
+mod machines;
 mod results;
 mod route;
 
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use kvtrie_core::cost::CostModel;
 use kvtrie_core::error::{Error, Result};
 use kvtrie_core::manager::{BlockEvent, LoadMode, Manager, Settings};
-use kvtrie_core::tier::{Kind as TierKind, TierSpec};
+use kvtrie_core::tier::TierSpec;
 use kvtrie_core::time::Nanos;
 use kvtrie_locked::Locked;
 
@@ -28,13 +29,15 @@ use crate::machine::Machine;
 use crate::network::{Network, PeerSpec};
 use crate::peers::{Fetch, Peers};
 use crate::record::Record;
+use crate::remote::{Lookup, RemoteStore, SharedStore};
 use crate::request::Request;
 use crate::router::Router;
 use crate::timeline::{Sample, Timeline, Track};
-use crate::transfer::{Mode, Transfer};
+use crate::transfer::Transfer;
 use arrivals::Arrivals;
 use fetch::{FIRST_FETCH, Fetching};
 use handoffs::Handoffs;
+use machines::{Queues, check_groups, check_machines, track_store};
 
 /// Hardware of one machine, where machines differ.
 #[derive(Clone, Debug)]
@@ -69,6 +72,9 @@ pub struct Config {
     pub peers: Option<PeerSpec>,
     /// Network between machines that hand requests over, if they do not ask each other for blocks.
     pub network: Option<PeerSpec>,
+    /// Which blocks machines find in the last tier, a store of all machines; `None` if a tier `remote`
+    /// belongs to one machine.
+    pub remote: Option<Lookup>,
     /// How routers and peers learn which machine has which blocks.
     pub directory: Learning,
     /// Whether all calls are kept.
@@ -105,6 +111,7 @@ pub struct Simulation {
     transfer: Transfer,
     peers: Option<Peers>,
     network: Option<Network>,
+    remote: Option<SharedStore>,
     handoffs: Option<Handoffs>,
     /// Blocks in the network, by the number of their transmission.
     fetches: BTreeMap<u64, Fetch>,
@@ -134,7 +141,7 @@ impl Simulation {
     /// As [`Simulation::new`], and those of `open`.
     pub fn with(config: Config, open: impl Fn(Settings) -> Result<Arc<Locked>>) -> Result<Self> {
         let Config { mut settings, machines, load, service, transfer, router, .. } = config;
-        let Config { hardware, peers, network, directory: learning, logged, .. } = config;
+        let Config { hardware, peers, network, remote, directory: learning, logged, .. } = config;
         if machines == 0 || transfer.moves_per_job == 0 {
             return Err(Error::config(format!(
                 "machines is {machines} and moves_per_job {}, at least 1 wanted",
@@ -148,15 +155,20 @@ impl Simulation {
                 "max_running is {max_running}, 1 to the {token_budget} of token_budget wanted"
             )));
         }
-        check_machines(&settings, machines, &hardware)?;
-        let network = peers.clone().or(network).map(Network::new);
-        if let (Some(groups), true) = (&settings.groups, network.is_some()) {
-            return Err(Error::config(format!(
-                "machines exchange blocks of one group of layers, and {} are kept apart: no peers \
-                 and no network wanted",
-                groups.groups.len()
-            )));
+        check_machines(&settings, machines, &hardware, remote)?;
+        let network = peers.clone().or(network);
+        if network.is_some() || remote.is_some() {
+            check_groups(&settings)?;
         }
+        let shared = remote.is_some().then(|| settings.tiers.len() - 1);
+        let queues = Queues::new(network.as_ref(), shared.map(|tier| &settings.tiers[tier]));
+        let network = network.map(|spec| {
+            let queue = queues.of(spec.shares.as_ref());
+            Network::new(spec, queue)
+        });
+        let remote = remote.zip(settings.tiers.last()).map(|(lookup, tier)| {
+            SharedStore::new(RemoteStore::new(tier.blocks as usize, tier.read.latency_ns, lookup))
+        });
         let handoffs = match service.kind {
             engine::Kind::Disaggregated(_, prefill) => {
                 if !(1..machines).contains(&prefill) {
@@ -192,23 +204,21 @@ impl Simulation {
                 (settings.tiers, settings.cost) = (tiers.clone(), cost.clone());
                 service.cost = Arc::clone(price);
             }
+            if remote.is_some() {
+                track_store(&mut settings.tiers);
+            }
             let (cost, engine) = (Arc::clone(&service.cost), service.open(number));
             let mut machine = Machine::new(number, open(settings)?, load, transfer, logged);
-            if let Some((name, queue)) = network.as_ref().and_then(Network::queue)
-                && machine.executor.share(name, queue)
-                && transfer.mode == Mode::Predicted
-            {
-                return Err(Error::config(format!(
-                    "lanes of a tier and the network share {name}, and predicted moves do not wait \
-                     for the network: transfer 'executor' wanted"
-                )));
+            queues.enter(&mut machine, transfer.mode)?;
+            if let Some(store) = &remote {
+                machine.share(store.clone());
             }
             Ok(Server { machine, engine, cost, fetch: Fetching::None })
         };
         Ok(Self {
             servers: (0..machines).map(server).collect::<Result<_>>()?,
             router,
-            directory: learning.open(&settings, machines),
+            directory: learning.open(&settings, machines, shared),
             delay,
             updates: vec![VecDeque::new(); if delay.is_some() { machines } else { 0 }],
             decisions: None,
@@ -219,6 +229,7 @@ impl Simulation {
             transfer,
             peers: peers.transpose()?,
             network,
+            remote,
             handoffs,
             fetches: BTreeMap::new(),
             next_fetch: FIRST_FETCH,
@@ -395,35 +406,11 @@ impl Simulation {
         for Server { machine, .. } in &self.servers {
             let manager = machine.calls.manager();
             let tiers = 0..manager.settings().tiers.len();
-            let resident = tiers.map(|tier| manager.stats(tier).copies).collect();
+            let mut resident: Vec<_> = tiers.map(|tier| manager.stats(tier).copies).collect();
+            if let (Some(store), Some(last)) = (&self.remote, resident.last_mut()) {
+                *last = if machine.number == 0 { store.get().len() as u64 } else { 0 };
+            }
             self.timeline.samples.push(Sample { at, machine: machine.number, resident });
         }
     }
-}
-
-/// Refuses tiers that several machines cannot have.
-fn check_machines(settings: &Settings, machines: usize, hardware: &[Hardware]) -> Result<()> {
-    if !hardware.is_empty() && hardware.len() != machines {
-        return Err(Error::config(format!(
-            "machines is {machines}, and the hardware of {} is given",
-            hardware.len()
-        )));
-    }
-    let kinds = |tiers: &[TierSpec]| tiers.iter().map(|tier| tier.kind.name()).collect::<Vec<_>>();
-    let wanted = kinds(&settings.tiers);
-    for (at, one) in hardware.iter().enumerate() {
-        let found = kinds(&one.tiers);
-        if found != wanted {
-            return Err(Error::config(format!(
-                "machine {at} has tiers {found:?}: those of all machines, {wanted:?}, wanted"
-            )));
-        }
-    }
-    if machines > 1 && settings.tiers.iter().any(|tier| tier.kind == TierKind::Remote) {
-        return Err(Error::config(format!(
-            "machines is {machines}, and a tier is 'remote': a simulated store is not shared, each \
-             machine would have one; 1 machine wanted"
-        )));
-    }
-    Ok(())
 }

@@ -42,7 +42,7 @@ pub struct Sample {
     pub at: Nanos,
     /// Which machine.
     pub machine: MachineId,
-    /// Resident blocks by tier.
+    /// Resident blocks by tier; those of a store of all machines with machine 0.
     pub resident: Vec<u64>,
 }
 

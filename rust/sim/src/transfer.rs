@@ -60,8 +60,8 @@ pub struct Entered {
 pub struct Executor {
     transfer: Transfer,
     lanes: Lanes,
-    /// The lanes whose queue is also that of the network, and that queue.
-    shared: (Vec<LaneId>, SharedQueue),
+    /// By lane: its queue, if lanes of other machines or the network enter it too.
+    shared: Vec<Option<SharedQueue>>,
     /// Transmissions, if they are kept.
     spans: Option<Vec<Span>>,
     /// Per tier, the lanes up from it and down to it.
@@ -105,8 +105,8 @@ impl Executor {
         let memory = |kind| matches!(kind, Kind::Gpu | Kind::Host);
         Self {
             transfer,
+            shared: vec![None; lanes.len()],
             lanes,
-            shared: Default::default(),
             spans: None,
             read,
             store,
@@ -137,15 +137,17 @@ impl Executor {
         &self.lanes
     }
 
-    /// Lanes whose queue has the name of one of the network enter that one. Returns whether there
-    /// are any.
+    /// Lanes whose queue has a name enter a queue of all machines. Returns whether there are any.
     pub(crate) fn share(&mut self, name: &str, queue: &SharedQueue) -> bool {
-        let own = |lane: &LaneId| {
-            let spec = self.lanes.spec(*lane);
-            spec.shares.as_ref().unwrap_or(&spec.name) == name
-        };
-        self.shared = ((0..self.lanes.len()).filter(own).collect(), queue.clone());
-        !self.shared.0.is_empty()
+        let mut any = false;
+        for (lane, shared) in self.shared.iter_mut().enumerate() {
+            let spec = self.lanes.spec(lane);
+            if spec.shares.as_ref().unwrap_or(&spec.name) == name {
+                *shared = Some(queue.clone());
+                any = true;
+            }
+        }
+        any
     }
 
     /// A read of `bytes` bytes from a tier by another machine: it queues like any other.
@@ -164,14 +166,13 @@ impl Executor {
     }
 
     fn transmit(&mut self, lane: LaneId, bytes: u64, now: Nanos, layers: u16) -> Transmission {
-        let shared = self.shared.0.contains(&lane);
-        if shared {
-            self.lanes.hold(lane, self.shared.1.free_at());
+        if let Some(queue) = &self.shared[lane] {
+            self.lanes.hold(lane, queue.free_at());
         }
         let start = now.max(self.lanes.free_at(lane));
         let times = self.lanes.transmit(lane, bytes, now, layers);
-        if shared {
-            self.shared.1.take_until(times.end);
+        if let Some(queue) = &self.shared[lane] {
+            queue.take_until(times.end);
         }
         if let Some(spans) = &mut self.spans {
             spans.push(Span { machine: 0, track: Track::Lane(lane), start, end: times.end, bytes });

@@ -126,6 +126,11 @@ fn words(call: &Call) -> Vec<String> {
             let tokens = tokens.iter().map(|&token| token.into());
             ("prefetch", tokens.chain([*now]).collect())
         }
+        Call::Clear { tokens, tier, skip, fits, now } => {
+            let tokens = tokens.iter().map(|&token| token.into());
+            let rest = [*tier as u64, *skip as u64, (*fits).into(), *now];
+            ("clear", tokens.chain(rest).collect())
+        }
         Call::Pin(blocks, tier, pin, now) => {
             let blocks = blocks.iter().map(|block| block.0);
             ("pin", blocks.chain([*tier as u64, *pin, *now]).collect())

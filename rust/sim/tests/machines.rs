@@ -90,7 +90,10 @@ fn machines_that_do_not_go_together_are_refused() {
     let predicted = refused(|config| {
         (config.peers, config.transfer.mode) = (Some(peers), Mode::Predicted);
     });
-    assert!(predicted.contains("the network share host store, and predicted"), "{predicted}");
+    assert!(
+        predicted.contains("share host store with the network or other machines, and predicted"),
+        "{predicted}"
+    );
 }
 
 /// Each machine would have a store that the others do not see.

@@ -220,7 +220,7 @@ fn a_machine_counts_up_to_the_deepest_border_with_all_groups() {
     for kind in [GroupKind::Sliding { window: 17, sinks: 0 }, GroupKind::State] {
         groups.groups.push(Group { kind, slot_bytes: 16_384, layers: 4 });
     }
-    let mut map = EventMap::new(&settings, 2);
+    let mut map = EventMap::new(&settings, 2, None);
     let tokens: Vec<u32> = (0..81).collect();
     let scope = scope_key(&settings.fingerprint, settings.block_tokens, &[], "");
     let keys: Vec<BlockKey> = keys_of(scope, &tokens, 16).collect();

@@ -3,7 +3,7 @@
 ```text
 simulation --> document                                     the TOML, and KEY=VALUE over it
     +--> manager --> trace,  machines --> cost, rent, tiers
-    +--> directory, engine, goals, lanes, peers, router, transfer
+    +--> directory, engine, goals, lanes, peers, remote, router, transfer
 all of these --> table                                      how a table is read and checked
 ```
 """

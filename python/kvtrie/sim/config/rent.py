@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from kvtrie.model.shape import ModelShape
     from kvtrie.settings.tier import Tier
     from kvtrie.sim.config.table import Table
@@ -31,13 +29,9 @@ class Rent:
     gpu_hour: float = 0.0
     gib_hour: dict[str, float] = field(default_factory=dict[str, float])
 
-    def per_hour(self, tiers: Iterable[Tier], model: ModelShape, block_tokens: int) -> float:
-        """Of one machine with these tiers."""
-        rooms = (
-            self.gib_hour.get(tier.kind, 0.0) * tier.room_bytes(model, block_tokens) / _GIB
-            for tier in tiers
-        )
-        return self.gpu_hour + sum(rooms)
+    def per_hour(self, tier: Tier, model: ModelShape, block_tokens: int) -> float:
+        """Of one tier."""
+        return self.gib_hour.get(tier.kind, 0.0) * tier.room_bytes(model, block_tokens) / _GIB
 
 
 def rent_of(table: Table) -> Rent | None:

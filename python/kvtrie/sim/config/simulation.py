@@ -22,6 +22,7 @@ from kvtrie.sim.config.lanes import lanes_of
 from kvtrie.sim.config.machines import Machines, machines_of
 from kvtrie.sim.config.manager import block_tokens_of, manager_of
 from kvtrie.sim.config.peers import peers_of
+from kvtrie.sim.config.remote import remote_of, with_remote
 from kvtrie.sim.config.router import router_of
 from kvtrie.sim.config.table import Table, made, plain
 from kvtrie.sim.config.trace import trace_of
@@ -30,7 +31,7 @@ from kvtrie.sim.models import model_named
 from kvtrie.sim.readers.lines import MOST_BLOCKS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from kvtrie.model.cost import Cost
@@ -50,7 +51,7 @@ class SimulationConfig:
     Attributes:
         trace: where requests come from.
         model: shape of the model on each machine.
-        tiers: tiers of each machine, fastest first.
+        tiers: tiers of each machine, fastest first; with a table `remote` that store is the last.
         price: what a token takes to compute.
         cost: what managers take that price for.
         seed: seed of whatever is drawn.
@@ -89,27 +90,47 @@ class SimulationConfig:
         """The most blocks of a prompt that a trace may claim."""
         return max(MOST_BLOCKS, *(self.room(tier) for one in self.alike for tier in one.tiers))
 
+    @property
+    def shared(self) -> Tier | None:
+        """The last tier, if it is one store of all machines."""
+        return self.tiers[-1] if self.manager.get("remote") is not None else None
+
     def rooms(self) -> list[int]:
         """Return the room of each tier in blocks, over all machines."""
-        rows = [[one.count * self.room(tier) for tier in one.tiers] for one in self.alike]
+        rows = [[number * self.room(tier) for tier, number in row] for _, row in self._numbers()]
         return [sum(column) for column in zip(*rows, strict=True)]
 
     def room_bytes(self) -> int:
         """Return the bytes of all tiers of all machines, padding counted."""
         return sum(
-            one.count * tier.room_bytes(self.model, self.block_tokens)
-            for one in self.alike
-            for tier in one.tiers
+            number * tier.room_bytes(self.model, self.block_tokens)
+            for _, row in self._numbers()
+            for tier, number in row
         )
 
     def per_hour(self) -> float | None:
-        """Return what all machines cost per hour; None if no price is given."""
+        """Return what all machines cost per hour; None if no price is given.
+
+        A store of all machines has the price of the first of them.
+        """
         rents = [
-            one.count * one.rent.per_hour(one.tiers, self.model, self.block_tokens)
-            for one in self.alike
+            one.count * one.rent.gpu_hour
+            + sum(
+                number * one.rent.per_hour(tier, self.model, self.block_tokens)
+                for tier, number in row
+            )
+            for one, row in self._numbers()
             if one.rent is not None
         ]
         return sum(rents) if rents else None
+
+    def _numbers(self) -> Iterator[tuple[Machines, list[tuple[Tier, int]]]]:
+        """Machines that are alike, and how many there are of each of their tiers."""
+        for at, one in enumerate(self.alike):
+            row = [(tier, one.count) for tier in one.tiers]
+            if self.shared is not None:
+                row[-1] = (one.tiers[-1], int(at == 0))
+            yield one, row
 
     def room(self, tier: Tier) -> int:
         """Return the room of a tier in blocks; of the first group, where groups are kept apart.
@@ -181,6 +202,10 @@ def config_of(
     count = sum(one.count for one in machines)
     table = top.table("manager")
     block_tokens = block_tokens_of(table, trace)
+    remote = remote_of(top.take("remote"), lanes)
+    if remote is not None:
+        blocks = remote[0].room(model, block_tokens)
+        machines = with_remote(machines, remote[0], blocks)
     manager = manager_of(table)
     engine = engine_of(top.table("engine"), count)
     more = {
@@ -191,6 +216,7 @@ def config_of(
         **directory_of(top.table("directory")),
         **transfer_of(top),
         **peers_of(top.table("peers"), engine["engine"]),
+        "remote": remote and remote[1],
     }
     if (cost := manager.pop("cost", None)) is not None:
         machines = tuple(replace(one, cost=cost) for one in machines)

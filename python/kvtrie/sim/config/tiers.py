@@ -14,7 +14,7 @@ from kvtrie.sim.config.table import Table, made, plain
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["tiers_of"]
+__all__ = ["tier_of", "tiers_of"]
 
 _MOST_TIERS = 16
 _NOT_SIMULATED = (
@@ -44,10 +44,11 @@ def tiers_of(name: str, given: object, lanes: Mapping[str, Lane]) -> tuple[Tier,
     tiers = few(name, () if given is None else given, _MOST_TIERS)
     if not tiers:
         raise ConfigError(f"{name} is (), one to four wanted")
-    return tuple(_tier(f"{name}.{at}", one, lanes) for at, one in enumerate(tiers))
+    return tuple(tier_of(f"{name}.{at}", one, lanes) for at, one in enumerate(tiers))
 
 
-def _tier(name: str, given: object, lanes: Mapping[str, Lane]) -> Tier:
+def tier_of(name: str, given: object, lanes: Mapping[str, Lane]) -> Tier:
+    """Return the tier of a table, without memory; `name` and `lanes` as of `tiers_of`."""
     table = Table(name, given)
     keys = plain(Tier, *_NOT_SIMULATED)
     settings = table.some(*keys)

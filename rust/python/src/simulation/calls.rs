@@ -61,6 +61,9 @@ pub(super) fn call_row<'py>(py: Python<'py>, call: &Call) -> PyResult<Bound<'py,
         Call::Mark { tokens, tier, skip, times: (first, ready), fits, now } => {
             ("mark", tokens, tier, skip, first, ready, fits, now).into_pyobject(py)
         }
+        Call::Clear { tokens, tier, skip, fits, now } => {
+            ("clear", tokens, tier, skip, fits, now).into_pyobject(py)
+        }
         Call::Pin(blocks, tier, pin, now) => {
             let blocks: Vec<u64> = blocks.iter().map(|block| block.0).collect();
             ("pin", blocks, tier, pin, now).into_pyobject(py)

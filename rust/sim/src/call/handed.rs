@@ -2,8 +2,9 @@
 //!
 //! Invariant: what an executor needs of it, and nothing that changes later. Cost: plain values.
 
-use kvtrie_core::block::{Layers, LeaseId, MoveId, Slot, TierId};
+use kvtrie_core::block::{Handle, Layers, LeaseId, MoveId, Slot, TierId};
 use kvtrie_core::manager::{Move, MoveKind};
+use kvtrie_core::record::BlockKey;
 use kvtrie_core::time::Nanos;
 
 /// A move as it was handed out.
@@ -15,6 +16,10 @@ pub struct Handed {
     pub kind: MoveKind,
     /// The lease that it is for; 0 if none.
     pub lease: LeaseId,
+    /// Its block, if that is committed.
+    pub block: Option<Handle>,
+    /// Content key of the block; zeros unless a disk or a remote tier takes part.
+    pub key: BlockKey,
     /// Where from.
     pub src: TierId,
     /// Where to.
@@ -43,6 +48,8 @@ impl Handed {
             id: order.id,
             kind: order.kind,
             lease,
+            block: order.block,
+            key: order.key,
             src: order.src,
             dst: order.dst,
             src_slot: order.src_slot,

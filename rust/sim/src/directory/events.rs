@@ -41,12 +41,14 @@ pub struct EventMap {
     /// The groups after the first, in which a prefix needs a part of its blocks.
     others: Vec<Group>,
     machines: usize,
+    /// The tier that machines share.
+    shared: Option<TierId>,
 }
 
 impl EventMap {
-    /// An empty map, for machines of these settings.
+    /// An empty map, for machines of these settings, without the tier that they share.
     #[must_use]
-    pub fn new(settings: &Settings, machines: usize) -> Self {
+    pub fn new(settings: &Settings, machines: usize, shared: Option<TierId>) -> Self {
         let groups = settings.groups.as_ref().map_or(&[][..], |kept| &kept.groups);
         let others = groups.get(1..).unwrap_or_default().to_vec();
         debug_assert!(others.len() <= 64, "a bit for each");
@@ -57,6 +59,7 @@ impl EventMap {
             all: Layers::new(0, settings.layers),
             others,
             machines,
+            shared,
         }
     }
 
@@ -134,7 +137,8 @@ impl Directory for EventMap {
     }
 
     fn update(&mut self, machine: MachineId, events: &[BlockEvent]) {
-        for BlockEvent { kind, key, tier, group, layers, .. } in events {
+        let own = events.iter().filter(|event| Some(event.tier) != self.shared);
+        for BlockEvent { kind, key, tier, group, layers, .. } in own {
             let holders = self.holders.entry(*key).or_default();
             let place = holders.binary_search_by_key(&machine, |holder| holder.machine);
             let at = place.unwrap_or_else(|at| {

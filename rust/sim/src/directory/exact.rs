@@ -4,9 +4,7 @@
 //! question.
 
 use kvtrie_core::error::Result;
-use kvtrie_core::scope::Scope;
 use kvtrie_core::time::Nanos;
-use kvtrie_core::trie::Query;
 
 use super::{Directory, Sendable};
 use crate::machine::{Machine, Sources};
@@ -22,10 +20,7 @@ impl Directory for Exact {
         prompt: Prompt<'_>,
         machines: &mut dyn Iterator<Item = &Machine>,
     ) -> Result<Vec<usize>> {
-        let (query, scope) = (Query::Tokens(prompt.tokens), Scope::default());
-        machines
-            .map(|machine| machine.calls.manager().resident(query, &scope, prompt.keep))
-            .collect()
+        machines.map(|machine| machine.resident(prompt)).collect()
     }
 
     fn sendable(

@@ -50,7 +50,8 @@ impl Prefill {
         let weight = u64::from(machine.calls.settings().token_weight);
         let layerwise = service.wait == Wait::Layer;
         let session = request.session.as_deref();
-        let room = (request.keep(service.keep, weight), reserve);
+        let keep = machine.find(&request.tokens, request.keep(service.keep, weight), now)?;
+        let room = (keep, reserve);
         let asked = machine.calls.acquire(&request.tokens, room, layerwise, session, now)?;
         let Some(lease) = asked else { return Ok(None) };
         let manager = machine.calls.manager();

@@ -61,10 +61,15 @@ impl Simulation {
 
     /// Asks the directory which machine continues the next request's match.
     pub(super) fn fetch(&mut self, here: MachineId) -> Result<()> {
-        let (Some(peers), Server { machine, engine, .. }) = (&self.peers, &self.servers[here])
+        let (Some(peers), Server { machine, engine, .. }) = (&self.peers, &mut self.servers[here])
         else {
             return Ok(());
         };
+        let Some(request) = engine.head(self.now) else { return Ok(()) };
+        // A peer sends only what the shared store lacks.
+        let weight = u64::from(machine.calls.settings().token_weight);
+        machine.find(&request.tokens, request.keep(self.keep, weight), self.now)?;
+        let Server { machine, engine, .. } = &self.servers[here];
         let Some(request) = engine.head(self.now) else { return Ok(()) };
         let (machines, now) = (self.servers.iter().map(|server| &server.machine), self.now);
         let found = peers.look(request, machine, &*self.directory, machines, now)?;

@@ -39,6 +39,12 @@ impl Simulation {
         self.now
     }
 
+    /// Number of blocks that have left the store that machines share; `None` without such a store.
+    #[must_use]
+    pub fn remote_evicted(&self) -> Option<u64> {
+        self.remote.as_ref().map(|store| store.get().evicted())
+    }
+
     /// The machines, to look at.
     pub fn machines(&self) -> impl Iterator<Item = &Machine> {
         self.servers.iter().map(|server| &server.machine)

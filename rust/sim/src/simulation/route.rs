@@ -30,7 +30,8 @@ impl Simulation {
         let Server { machine, engine, .. } = &mut self.servers[here];
         if self.prefetches {
             let weight = u64::from(machine.calls.settings().token_weight);
-            let usable = request.tokens.len().saturating_sub(request.keep(self.keep, weight));
+            let keep = machine.find(&request.tokens, request.keep(self.keep, weight), self.now)?;
+            let usable = request.tokens.len().saturating_sub(keep);
             machine.calls.prefetch(&request.tokens[..usable], self.now)?;
             machine.take(self.now)?;
         }

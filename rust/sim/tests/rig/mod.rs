@@ -90,6 +90,7 @@ pub(crate) fn config(settings: Settings, machines: usize, wait: Wait) -> Config 
         router: Box::<RoundRobin>::default(),
         peers: None,
         network: None,
+        remote: None,
         directory: Learning::Exact,
         logged: false,
     }

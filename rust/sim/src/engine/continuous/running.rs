@@ -140,6 +140,7 @@ impl Running {
         now: Nanos,
     ) -> Result<bool> {
         let lease = self.prefill.lease;
+        machine.find(&self.request.tokens, 0, now)?;
         if !machine.calls.resume(lease, now)? {
             return Ok(false);
         }
