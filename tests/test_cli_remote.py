@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import tomllib
 
 import pytest
 
 from kvtrie.cli import main
+from kvtrie.sim.config import config_of
 from kvtrie.sim.config.lanes import lanes_of
 from kvtrie.sim.config.table import Table
+from kvtrie.sim.run import run_config
 from kvtrie.tiers.remote.check import check_store
+
+MADE = {"format": "segments", "requests": 4}
+HOST = [{"kind": kind, "blocks": 4000} for kind in ("gpu", "host")]
 
 
 def run(capsys, *arguments):
@@ -44,7 +50,8 @@ def test_check_prints_operations_and_speeds_and_writes_lanes(tmp_path, capsys, m
     assert status == 0
     assert text.startswith(f"{url}\n\nok      connect ")
     assert "plain client" in text
-    assert f"Lanes written to {out}." in text
+    assert f"Lanes written to {out}. Settings of kvtrie sim for this store:\n" in text
+    settings = tomllib.loads("".join(text.splitlines(keepends=True)[-2:]))
     status, text, _ = run(capsys, "check", url, "--json", "--out", out)
     document = json.loads(text)
     assert (status, document["ok"], document["url"]) == (0, True, url)
@@ -53,6 +60,13 @@ def test_check_prints_operations_and_speeds_and_writes_lanes(tmp_path, capsys, m
         name: lane["bytes_per_s"] for name, lane in document["lanes"].items()
     }
     assert [*tmp_path.iterdir()] == [out]
+    model = {"layers": 2, "kv_heads": 1, "head_dim": 8}
+    made = {"trace": MADE, "model": model, "tiers": HOST, "machines": 2}
+    seen = config_of({**made, **settings}, tmp_path)
+    assert seen.shared is not None
+    for lane in seen.shared.lanes():
+        assert (lane.bytes_per_s, lane.latency_ns) == tuple(document["lanes"][lane.name].values())
+    assert run_config(seen)["requests"] == 4
 
 
 def test_gc_refuses_a_folder_of_others_and_removes_nothing(tmp_path, capsys):

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMAND"]
 
+_BLOCKS = 100_000  # of a simulated store, to be changed
+
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -64,7 +66,7 @@ def _check(given: argparse.Namespace) -> int:
     else:
         sys.stdout.write(_text(report))
         if report.speeds:
-            sys.stdout.write(f"\nLanes written to {given.out}.\n")
+            sys.stdout.write(f"\nLanes written to {given.out}. {_simulated(given.out)}")
     return 0 if report.ok else 1
 
 
@@ -81,6 +83,15 @@ def _text(report: Report) -> str:
         cells = "".join(f"{_rate(speed.bytes, each):>22}" for each in times)
         lines.append(f"{speed.bytes / 2**20:>8.2f} MiB{cells}")
     return "\n".join(lines) + "\n"
+
+
+def _simulated(lanes: Path) -> str:
+    """The settings with which `kvtrie sim` has this store."""
+    from kvtrie.sim.config.document import toml_of
+
+    tables = {"lanes": {"path": str(lanes)}, "remote": {"shared": True, "blocks": _BLOCKS}}
+    lines = [f"{name} = {toml_of(table)}\n" for name, table in tables.items()]
+    return f"Settings of kvtrie sim for this store:\n{''.join(lines)}"
 
 
 def _rate(size: int, nanoseconds: float | None) -> str:
