@@ -1,7 +1,7 @@
 """Two vLLM servers that read each other's host memory: vLLM's tier `p2p` under our eviction.
 
-NIXL listens on every address of its machine, so the servers run in a network namespace. The tests
-are skipped by name without NIXL, which `make engines` installs.
+NIXL opens ports on the interfaces of its machine, so the servers run in a network namespace. The
+tests are skipped by name without NIXL, which `make engines` installs.
 """
 
 from __future__ import annotations

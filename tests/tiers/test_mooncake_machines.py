@@ -46,7 +46,7 @@ with serving(sys.argv[1], deadline_s=30.0) as executor:
     print("done", flush=True)
     sys.stdin.read()
 """
-# Mooncake's defaults write 500 values at a time, look for them every 10 s, and hold 1.2 GiB.
+# Mooncake's defaults write 500 values or 256 MB at a time, and hold a buffer of 1.25 GiB.
 OFFLOAD = {
     "MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT": "1",
     "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS": "1",
