@@ -32,7 +32,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-deep test-wheel engines test-engines stubs bench reproductions wheel peers stores gpu-check lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults faults-remote soak docs fmt lock clean
+.PHONY: help run test test-deep test-wheel engines test-engines stubs bench reproductions wheel peers stores gpu-check lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults faults-remote faults-cluster soak docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -180,6 +180,9 @@ faults: $(BUILT) ## devices that fail, by kind: how many faults, misses, wrong b
 
 faults-remote: $(BUILT) ## shared stores that fail under three processes, ARGS="valkey --ops 2000 --seed 1"; make stores first
 	$(BIN)/python -m tests.faults_remote $(ARGS)
+
+faults-cluster: $(BUILT) ## three engines, Dynamo's services and Valkey that fail under chats; make peers ARGS=dynamo and make stores first
+	$(BIN)/python -m tests.faults_cluster $(ARGS)
 
 soak: $(SHIPPED) ## three full tiers under endless traces, every byte compared, for MINUTES=10; ARGS="--json"
 	$(BIN)/python -m benches.soak --minutes $(MINUTES) $(ARGS)

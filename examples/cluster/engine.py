@@ -28,8 +28,8 @@ import torch
 from examples.cluster import model
 from examples.cluster.engine_settings import EngineSettings
 from examples.cluster.kv import prefill
-from kvtrie import BlockManager, Cost, NoSpaceError, Tier
-from kvtrie.cluster.publisher import Publisher
+from kvtrie import BlockManager, Cost, NoSpaceError, Tier, TransferError
+from kvtrie.cluster import Publisher
 from kvtrie.tiers import open_pools
 from kvtrie.tiers.pool import Pool
 from kvtrie.transfer import Executor
@@ -54,11 +54,13 @@ class Prefilled(NamedTuple):
         found: tokens whose KV a cache had.
         computed: tokens that were computed.
         wrong: tokens that a cache had with KV of something else.
+        busy_s: seconds in the queue and of computation, without those that loads took.
     """
 
     found: int
     computed: int
     wrong: int
+    busy_s: float
 
 
 @dataclass
@@ -67,6 +69,7 @@ class Job:
 
     tokens: list[int]
     output: int
+    arrived: float = field(default_factory=time.monotonic)
     results: queue.SimpleQueue[dict[str, Any]] = field(
         default_factory=queue.SimpleQueue[dict[str, Any]]
     )
@@ -118,20 +121,34 @@ class Engine:
             self._publisher.pump()
 
     def _serve(self, job: Job) -> None:
-        try:
-            done = self._prefill(job.tokens)
-        except NoSpaceError:  # stores still read the blocks of the request before
-            self._executor.drain()
-            done = self._prefill(job.tokens)
+        queued = time.monotonic() - job.arrived
+        for _ in range(2):
+            try:
+                done = self._prefill(job.tokens)
+                break
+            except (NoSpaceError, TransferError):  # moves still use the slots, or hang
+                self._executor.drain()
+        else:
+            done = self._computed(job.tokens)
+        decoding = job.output * model.DECODE_S
+        done = done._replace(busy_s=queued + done.busy_s + decoding)
         job.results.put(done._asdict())
-        time.sleep(job.output * model.DECODE_S)
+        time.sleep(decoding)
         job.results.put({"answer": model.answer(job.tokens, job.output)})
+
+    @staticmethod
+    def _computed(tokens: list[int]) -> Prefilled:
+        """Compute all of a prompt, and keep nothing of it."""
+        seconds = len(tokens) * model.PREFILL_S
+        time.sleep(seconds)
+        return Prefilled(0, len(tokens), 0, seconds)
 
     def _prefill(self, tokens: list[int]) -> Prefilled:
         self._executor.prefetch(tokens, deadline_s=LOOKUP_S)
         now = self._executor.clock()
         with self._manager.acquire(tokens, now=now) as lease:
             self._executor.wait(lease)
+            began = time.monotonic()
             # A load that failed has shortened the match, so room for what follows it is missing.
             lease.reserve(len(tokens) - lease.matched, now=self._executor.clock())
             right = prefill(tokens)
@@ -140,7 +157,7 @@ class Engine:
             wrong = self._compute(lease, cached, right)
             lease.commit(tokens[lease.matched :], now=self._executor.clock())
         found = int(cached.sum())
-        return Prefilled(found, len(tokens) - found, wrong)
+        return Prefilled(found, len(tokens) - found, wrong, time.monotonic() - began)
 
     def _compute(self, lease: Lease, cached: torch.Tensor, right: torch.Tensor) -> int:
         """Compare the tokens that are there and compute the others; the number of wrong ones.

@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from examples.cluster import model
 from kvtrie import NoMachineError
@@ -67,6 +67,7 @@ class Turn:
         found: tokens that the caches of its machine had.
         computed: tokens that its machine computed.
         wrong: tokens found with KV of something else, or of a wrong answer.
+        busy_s: seconds that it was queued and computed at its machine.
         error: empty, or why it was given up.
     """
 
@@ -78,6 +79,7 @@ class Turn:
     found: int
     computed: int
     wrong: int
+    busy_s: float
     error: str = ""
 
 
@@ -170,7 +172,7 @@ class Player:
             self._requests += 1
             name = str(self._requests)
         machines: list[int] = []
-        first, result, error = 0.0, dict[str, int](), "no machine answered"
+        first, result, error = 0.0, dict[str, Any](), "no machine answered"
         while time.monotonic() - began < _PATIENCE_S:
             try:
                 machine = self._router.pick(name, tokens)
@@ -196,13 +198,14 @@ class Player:
             found=result.get("found", 0),
             computed=result.get("computed", 0),
             wrong=result.get("wrong", 0),
+            busy_s=result.get("busy_s", 0.0),
             error=error,
         )
         with self._lock:
             self.played.turns.append(turn)
         return model.answer(tokens, ANSWER)
 
-    def _send(self, machine: int, name: str, tokens: list[int]) -> tuple[float, dict[str, int]]:
+    def _send(self, machine: int, name: str, tokens: list[int]) -> tuple[float, dict[str, Any]]:
         """Send a request to a machine; when its first token came, and its counts."""
         engine = self._engines[machine]
         connection = http.client.HTTPConnection(engine.address, engine.port, timeout=TIMEOUT_S)
