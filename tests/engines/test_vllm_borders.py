@@ -84,6 +84,13 @@ def test_blocks_that_come_before_their_parents_count_once_those_are_known():
     assert note(borders, "a", 0) == [b"a", b"ab", b"abc"]
 
 
+def test_a_block_on_the_gpu_alone_says_where_its_children_are():
+    borders = Borders(needs([window(1)]))
+    note(borders, "ab", 1)
+    note(borders, "ab", 0)
+    assert note(borders, "a", 0, tier=0, there=False) == [b"a", b"ab"]
+
+
 def test_a_first_block_may_be_known_as_one_later():
     borders = Borders(needs([window(1)]))
     borders.change((1, 0, b"a"), b"scope", there=True, first=False)

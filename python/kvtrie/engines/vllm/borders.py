@@ -27,7 +27,7 @@ class _Node:
         above: the block before it; None for a first one, and while that is not known.
         below: the blocks after it.
         depth: the number of blocks before it; None while that is not known.
-        there: pairs of a tier and a group that are there as a whole.
+        there: tiers that have a group as a whole, a bit each, by group.
         complete: whether a request can go on after it.
         covers: blocks after it that are covered, and itself if it is complete.
     """
@@ -39,10 +39,17 @@ class _Node:
         self.above: _Node | None = None
         self.depth: int | None = None
         self.below: set[_Node] = set()
-        self.there: set[tuple[int, int]] = set()
+        self.there: dict[int, int] = {}
 
-    def has(self, group: int) -> bool:
-        return any(each == group for _, each in self.there)
+    def note(self, tier: int, group: int, *, there: bool) -> bool:
+        """Note a group on a tier; whether it is on any tier now and was not, or the reverse."""
+        before = self.there.get(group, 0)
+        after = before | 1 << tier if there else before & ~(1 << tier)
+        if after:
+            self.there[group] = after
+        else:
+            self.there.pop(group, None)
+        return bool(before) != bool(after)
 
 
 class Borders:
@@ -74,14 +81,12 @@ class Borders:
             Keys of the blocks that are covered now or are covered no more, parents first.
         """
         tier, group, key = place
-        node = self._nodes.setdefault(key, _Node(key))
-        if node.depth is None and node.above is None:
+        node = self._node(key)
+        placed = node.depth is not None
+        if not placed and node.above is None:
             self._link(node, parent, first=first)
-        if there:
-            node.there.add((tier, group))
-        else:
-            node.there.discard((tier, group))
-        changed = self._settle(node)
+        turned = node.note(tier, group, there=there)
+        changed = self._settle(node) if turned or not placed else []
         self._forget(node)
         return changed
 
@@ -97,11 +102,18 @@ class Borders:
         return self._settle(node)
 
     def _link(self, node: _Node, parent: bytes, *, first: bool) -> None:
-        if first:
+        node.above = None if first else self._node(parent)
+        if node.above is None:
             node.depth = 0
-            return
-        node.above = self._nodes.setdefault(parent, _Node(parent))
-        node.above.below.add(node)
+        else:
+            node.depth = None if node.above.depth is None else node.above.depth + 1
+            node.above.below.add(node)
+
+    def _node(self, key: bytes) -> _Node:
+        node = self._nodes.get(key)
+        if node is None:
+            node = self._nodes[key] = _Node(key)
+        return node
 
     def _settle(self, node: _Node) -> list[bytes]:
         """Check the borders that need a block, its own first."""
@@ -129,13 +141,15 @@ class Borders:
         return [(group, *each) for group, ranges in groups for each in ranges if each[0] < each[1]]
 
     def _is_complete(self, node: _Node) -> bool:
-        depth = node.depth or 0
-        wanted = [(0, depth, depth + 1), *self._wanted(depth + 1)]
-        lowest = min(first for _, first, _ in wanted)
+        if 0 not in node.there:
+            return False
+        wanted = self._wanted((node.depth or 0) + 1)
+        lowest = min((first for _, first, _ in wanted), default=0)
         one: _Node | None = node
-        while one is not None and (at := one.depth or 0) >= lowest:
-            if not all(one.has(group) for group, first, end in wanted if first <= at < end):
-                return False
+        while one is not None and wanted and (at := one.depth or 0) >= lowest:
+            for group, first, end in wanted:
+                if first <= at < end and group not in one.there:
+                    return False
             one = one.above
         return True
 

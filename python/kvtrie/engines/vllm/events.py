@@ -45,6 +45,11 @@ class _Waiting(NamedTuple):
     tokens: list[int]
 
 
+def _restored(place: tuple[int, int, bytes], parent: bytes, tokens: bytes) -> _Waiting:
+    """A published block, which waits again."""
+    return _Waiting(*place, parent, array("I", tokens).tolist())
+
+
 class PublishedBlocks:
     """The books of what was published.
 
@@ -84,7 +89,7 @@ class PublishedBlocks:
         self._nameless: dict[int, bytes] = {}
         self._plain: set[bytes] | None = {root}  # found at start, and named by tokens alone
         # The parent's key and the tokens by place: tier, group and key.
-        self._published: dict[tuple[int, int, bytes], tuple[bytes, array[int]]] = {}
+        self._published: dict[tuple[int, int, bytes], tuple[bytes, bytes]] = {}
         self._shown: Counter[tuple[int, int, bytes]] = Counter()  # by hash instead of key
         self._waiting: dict[bytes, dict[tuple[int, int, bytes], _Waiting]] = {}
         self._next = 0
@@ -125,7 +130,10 @@ class PublishedBlocks:
             self._next = number + 1
             self._name(event, key, parent)
             (before, after), whole = self._resident.note(event, key), self._layers[event.group]
-            yield from self._follow(event, key, parent, there=after == whole)
+            if self._borders is not None and whole in (before, after):
+                there = after == whole and 0 < event.tier <= self._last
+                place, first = (event.tier, event.group, key), parent in self._firsts
+                yield from self._turn(self._borders.change(place, parent, there=there, first=first))
             if 0 < event.tier <= self._last and before != after and whole in (before, after):
                 one = _Waiting(event.tier, event.group, key, parent, list(event.tokens or ()))
                 if after == whole:
@@ -145,8 +153,8 @@ class PublishedBlocks:
         yield from self._removed()
         published, self._published = self._published, {}
         self._shown.clear()
-        for place, (parent, tokens) in published.items():
-            yield from self._publish(_Waiting(*place, parent, tokens.tolist()))
+        for place, kept in published.items():
+            yield from self._publish(_restored(place, *kept))
 
     def clear(self) -> Iterator[Change]:
         """Take all back."""
@@ -205,10 +213,10 @@ class PublishedBlocks:
                 behind = one.key if name is None else one.parent
                 self._waiting.setdefault(behind, {})[place] = one
                 continue
-            if self._is_useless(one):
+            if self._borders is not None and self._is_useless(one):
                 self._waiting.setdefault(_BORDER + one.key, {})[place] = one
                 continue
-            self._published[place] = one.parent, array("I", one.tokens)
+            self._published[place] = one.parent, array("I", one.tokens).tobytes()
             shown = one.tier, one.group, name
             self._shown[shown] += 1
             if self._shown[shown] == 1:
@@ -217,26 +225,16 @@ class PublishedBlocks:
                 yield Change(True, *shown, before, one.tokens, extra)  # noqa: FBT003 - the same
             ready += self._waiting.pop(one.key, {}).values()
 
-    def _follow(self, event: Event, key: bytes, parent: bytes, *, there: bool) -> Iterator[Change]:
-        """Note in the borders whether a group of a block is there."""
-        if self._borders is None:
-            return
-        there = there and 0 < event.tier <= self._last
-        place, first = (event.tier, event.group, key), parent in self._firsts
-        yield from self._turn(self._borders.change(place, parent, there=there, first=first))
-
     def _turn(self, keys: Iterable[bytes]) -> Iterator[Change]:
         """Publish blocks of the first group that are of use now, and take others back."""
         for key in keys:
             for each in list(self._waiting.pop(_BORDER + key, {}).values()):
                 yield from self._publish(each)
             for tier in range(1, self._last + 1):
-                known = self._published.get(place := (tier, 0, key))
-                if known is not None:
-                    one = _Waiting(*place, known[0], known[1].tolist())
-                    if self._is_useless(one):
-                        yield from self._withdraw(one)
-                        self._waiting.setdefault(_BORDER + key, {})[place] = one
+                kept = self._published.get(place := (tier, 0, key))
+                if kept is not None and self._is_useless(one := _restored(place, *kept)):
+                    yield from self._withdraw(one)
+                    self._waiting.setdefault(_BORDER + key, {})[place] = one
 
     def _is_useless(self, block: _Waiting) -> bool:
         """Whether it is of the first group and no request can go on after it."""
@@ -250,14 +248,13 @@ class PublishedBlocks:
     def _withdraw(self, block: _Waiting) -> Iterator[Change]:
         """Take a block back, if it was published."""
         place = block[:3]
-        for behind in (block.key, block.parent, _BORDER + block.key):
-            rows = self._waiting.get(behind, {})
-            rows.pop(place, None)
-            if not rows:
-                self._waiting.pop(behind, None)
-        if place not in self._published:
+        if self._published.pop(place, None) is None:
+            for behind in (block.key, block.parent, _BORDER + block.key):
+                rows = self._waiting.get(behind, {})
+                rows.pop(place, None)
+                if not rows:
+                    self._waiting.pop(behind, None)
             return
-        del self._published[place]
         shown = block.tier, block.group, self._hashes[block.key]
         self._shown[shown] -= 1
         if not self._shown[shown]:
