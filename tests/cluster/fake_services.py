@@ -159,7 +159,8 @@ class FakeSelectionService(FakeService):
     """The selection service, which chooses the allowed machine that comes first in `wanted`."""
 
     def __init__(self, *wanted):
-        self.workers, self.reserved, self.wanted = {}, {}, list(wanted)
+        self.workers, self.reserved, self.held = {}, {}, {}
+        self.wanted = list(wanted)
         super().__init__()
 
     def forget(self):
@@ -170,9 +171,27 @@ class FakeSelectionService(FakeService):
         call = getattr(self, f"_{method.lower()}_{name}", None)
         return (404, {"error": "route not found"}) if call is None else call(path, body)
 
-    @staticmethod
-    def _get_loads(*_):
-        return 200, [{"model_name": "default", "routing_group": "default", "loads": []}]
+    def _get_loads(self, *_):
+        rows = [
+            {
+                "worker_id": at,
+                "active_requests": list(self.reserved.values()).count(at),
+                "potential_prefill_tokens": 7,
+                "potential_decode_blocks": 3,
+            }
+            for at in self.workers
+        ]
+        return 200, [
+            {"model_name": "default", "routing_group": "default", "loads": rows},
+            {"model_name": "other", "routing_group": "default", "loads": [{"worker_id": 1}]},
+        ]
+
+    def _post_overlap_scores(self, *_):
+        names = ("device_blocks", "host_pinned_blocks", "disk_blocks")
+        rows = [
+            {"worker_id": at, **dict(zip(names, row, strict=True))} for at, row in self.held.items()
+        ]
+        return 200, {"block_size": 16, "workers": rows}
 
     def _get_workers(self, *_):
         return 200, list(self.workers.values())

@@ -16,7 +16,7 @@ from fake_services import (
 )
 
 from kvtrie import ConfigError, KvtrieError, NoMachineError
-from kvtrie.cluster import DynamoSelector, Selector
+from kvtrie.cluster import DynamoSelector, Held, Index, Load, Selector
 
 TOKENS = list(range(40))
 QUICK_S = 0.1
@@ -75,6 +75,27 @@ def test_a_machine_is_registered_with_its_endpoints(selector, service):
     assert (found["block_size"], found["endpoint"]) == (16, "machine:4")
     selector.remove(4)
     assert service.workers == {}
+
+
+def test_the_service_is_an_index_with_loads_too(selector, service):
+    assert isinstance(selector, Index)
+    assert selector.match(TOKENS, deadline_s=5) == {}
+    with_machines(selector, 1, 2)
+    service.held = {1: (1, 2, 2), 2: (0, 0, 1), 9: (2, 2, 2)}
+    assert selector.match(TOKENS, deadline_s=5) == {1: Held(1, 2, 2), 2: Held(0, 0, 1)}
+    assert service.calls[-1][:2] == ("POST", "/overlap_scores")
+    selector.pick("a", TOKENS)
+    selector.pick("b", TOKENS)
+    assert selector.loads(deadline_s=5) == {1: Load(0, 7, 3), 2: Load(2, 7, 3)}
+    service.held = {1: (3, 3, 3)}  # more blocks than the prompt has
+    assert selector.match(TOKENS, deadline_s=5) == {}
+    service.hostile = silent
+    assert selector.loads(deadline_s=QUICK_S) == {}
+    calls = selector.stats().calls
+    assert (calls["invalid"], calls["late"]) == (1, 1)
+    for wrong in (0, "1"):
+        with pytest.raises(ConfigError, match="deadline_s is"):
+            selector.loads(deadline_s=wrong)
 
 
 def test_a_machine_that_left_is_not_picked_though_the_service_has_it(selector, service):

@@ -12,10 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvtrie.cluster.dynamo_index import DynamoIndex
-from kvtrie.cluster.dynamo_selector import DynamoSelector, SelectorStats
+from kvtrie.cluster.dynamo_selector import DynamoSelector
 from kvtrie.cluster.index import Held, Index, open_index
 from kvtrie.cluster.locality_rule import locality
+from kvtrie.cluster.selection_calls import Load
 from kvtrie.cluster.selector import Selector, open_selector
+from kvtrie.cluster.selector_stats import SelectorStats
 from kvtrie.cluster.service import ServiceStats
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ __all__ = [
     "DynamoSelector",
     "Held",
     "Index",
+    "Load",
     "Publisher",
     "PublisherCounts",
     "Selector",

@@ -13,16 +13,16 @@ import secrets
 import threading
 import time
 from collections import Counter, deque
-from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvtrie.breaker import State  # noqa: TC001 - of a public dataclass
 from kvtrie.cluster.arguments import deadline, prompt, request_name
 from kvtrie.cluster.http_client import CallError
-from kvtrie.cluster.json_answer import anything, field, items, natural
+from kvtrie.cluster.json_answer import anything, field, natural
 from kvtrie.cluster.machines import Machines
 from kvtrie.cluster.registrations import Engine, Registrations
+from kvtrie.cluster.selection_calls import SelectionCalls
+from kvtrie.cluster.selector_stats import SelectorStats
 from kvtrie.cluster.service import SETUP_S, Service, seconds_from_now
 from kvtrie.settings.argument import flag, text, whole
 
@@ -32,45 +32,21 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from kvtrie.cluster.index import Held
     from kvtrie.cluster.machines import Candidates, Request
+    from kvtrie.cluster.selection_calls import Load
 
-__all__ = ["DynamoSelector", "SelectorStats"]
+__all__ = ["DynamoSelector"]
 
-_NOT_FOUND = 404
+_Row = TypeVar("_Row")
 _MOST_BLOCK = 1 << 20
 _MOST_OUTPUT = 2**32 - 1
 _MOST_OWED = 8192
 _OWED_PER_CALL = 8
 
 
-@dataclass(frozen=True, slots=True)
-class SelectorStats:
-    """Counters of a selector since it was made.
-
-    Attributes:
-        picks: requests by how their machine was chosen: "selected" by the service, "probe", or by
-            our own counts because the answer of the service was "late", "unreachable", "invalid",
-            "refused" or not asked for ("open").
-        unknown: calls of `prefilled` and `done` for a request that is not in flight.
-        forgotten: requests that counted as ended, because more than 65 536 were in flight.
-        unreleased: ends that were not reported to the service, because more than 8192 waited for
-            it: it counts such requests until it restarts.
-        requests: requests in flight by machine.
-        calls: calls of the service by outcome, as `ServiceStats.calls`.
-        breaker: state of the circuit breaker of all calls.
-    """
-
-    picks: dict[str, int]
-    unknown: int
-    forgotten: int
-    unreleased: int
-    requests: dict[int, int]
-    calls: dict[str, int]
-    breaker: State
-
-
 class DynamoSelector:
-    """A `Selector` over Dynamo's selection service, of version 1.6.
+    """A `Selector` and an `Index` over Dynamo's selection service, of version 1.6.
 
     Args:
         url: its address, as "http://10.0.0.1:8092".
@@ -97,8 +73,8 @@ class DynamoSelector:
         self._model = text("model", model)
         self._service = Service(url, clock)
         size = whole("block_tokens", block_tokens, 1, _MOST_BLOCK)
-        registry = _SelectorRegistry(self._service, self._model, size)
-        self._registrations = Registrations(self._service, registry)
+        self._calls = SelectionCalls(self._service, self._model, size)
+        self._registrations = Registrations(self._service, self._calls)
         self._machines = Machines(clock)
         # Reservations have names that are unique among all clients of the service.
         self._prefix, self._numbers = secrets.token_hex(8), count()
@@ -106,7 +82,7 @@ class DynamoSelector:
         self._picks: Counter[str] = Counter()
         self._unknown = self._unreleased = 0
         self._owed: deque[tuple[str, str]] = deque()
-        self._service.check("Dynamo's selection service", registry.check)
+        self._service.check("Dynamo's selection service", self._calls.check)
 
     def add(self, machine: int, *, events: str, replay: str | None = None) -> None:
         """Register a machine by `POST /workers`; see `Selector.add`.
@@ -173,6 +149,29 @@ class DynamoSelector:
             self._owe(ended)
         self._pay()
 
+    def match(
+        self, tokens: Sequence[int] | NDArray[np.integer[Any]], *, deadline_s: float
+    ) -> dict[int, Held]:
+        """Ask for the blocks of each machine by `POST /overlap_scores`; see `Index.match`."""
+        sent = prompt(tokens)
+        until = seconds_from_now(deadline(deadline_s))
+        return self._asked(lambda: self._calls.overlaps(sent, until), until)
+
+    def loads(self, *, deadline_s: float) -> dict[int, Load]:
+        """Return the load that requests of all clients reserved on each machine, by `GET /loads`.
+
+        Args:
+            deadline_s: seconds for the whole call, above 0.
+
+        Returns:
+            Loads by machine, of those that were added; nothing without an answer in time.
+
+        Raises:
+            ConfigError: a bad argument.
+        """
+        until = seconds_from_now(deadline(deadline_s))
+        return self._asked(lambda: self._calls.loads(until), until)
+
     def stats(self) -> SelectorStats:
         """Return the counters since the object was made."""
         service, requests = self._service.stats(), self._machines.requests()
@@ -213,6 +212,20 @@ class DynamoSelector:
             request.asked = request.asked and error.outcome != "open"
             return None, error.outcome
 
+    def _asked(self, ask: Callable[[], dict[int, _Row]], until: int) -> dict[int, _Row]:
+        """The rows of the machines that were added, or none."""
+        if not self._registrations:
+            return {}
+        try:
+            self._registrations.restore(until)
+            found = ask()
+        except CallError as error:
+            self._service.warn(error)
+            if error.outcome == "refused":
+                self._registrations.doubt()
+            return {}
+        return {machine: row for machine, row in found.items() if machine in self._registrations}
+
     def _count_unknown(self) -> None:
         with self._lock:
             self._unknown += 1
@@ -242,57 +255,3 @@ class DynamoSelector:
                 self._service.warn(error)
                 self._owed.appendleft(owed)
                 return
-
-
-class _SelectorRegistry:
-    """The selection service's calls by which it learns of machines."""
-
-    def __init__(self, service: Service, model: str, block_tokens: int) -> None:
-        self._service, self._model, self._block_tokens = service, model, block_tokens
-
-    def check(self, until: int) -> None:
-        """Ask for loads, which the indexer does not have."""
-        self._service.ask("GET", "/loads", None, until, _check_loads)
-
-    def registered(self, until: int) -> dict[int, str]:
-        return self._service.ask("GET", "/workers", None, until, self._endpoints)
-
-    def _endpoints(self, answer: object) -> dict[int, str]:
-        rows = [row for row in items(answer) if field(row, "model_name") == self._model]
-        return {
-            natural(field(row, "worker_id")): str(field(row, "kv_events_endpoint")) for row in rows
-        }
-
-    def register(self, engine: Engine, until: int) -> None:
-        body: dict[str, object] = {"worker_id": engine.machine, "model_name": self._model}
-        body |= {"block_size": self._block_tokens, "kv_events_endpoint": engine.events}
-        # The service hands this address back with its choice; it does not call it.
-        body["endpoint"] = f"machine:{engine.machine}"
-        if engine.replay is not None:
-            body["replay_endpoint"] = engine.replay
-        state = self._service.ask("POST", "/workers", body, until, _lifecycle)
-        if state != "schedulable":
-            self.end(engine.machine, until)
-            raise CallError("refused", f"POST /workers: {state}")
-
-    def end(self, machine: int, until: int) -> None:
-        try:
-            self._service.ask("DELETE", f"/workers/{machine}", None, until, anything)
-        except CallError as error:
-            if error.status != _NOT_FOUND:
-                raise
-
-
-def _check_loads(answer: object) -> None:
-    for row in items(answer):
-        field(row, "routing_group")
-        items(field(row, "loads"))
-
-
-def _lifecycle(answer: object) -> str:
-    """The state of a worker as the service has it, with its reasons."""
-    field(answer, "routing_group")
-    state = str(field(answer, "lifecycle"))
-    if state == "schedulable":
-        return state
-    return f"{state} {field(answer, 'not_schedulable_reasons')}"

@@ -20,7 +20,7 @@ from http.client import HTTPException, HTTPResponse
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
-from kvtrie.at_exit import end_at_exit
+from kvtrie.cluster.resolver import Resolver
 from kvtrie.errors import ConfigError
 from kvtrie.printable import printable
 from kvtrie.settings.argument import masked
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_ANSWER", "CallError", "HttpClient", "Outcome"]
 
-_Address: TypeAlias = "tuple[socket.AddressFamily, Any]"
 Outcome: TypeAlias = Literal["late", "unreachable", "invalid", "refused", "open"]
 
 MOST_ANSWER = 4 << 20
@@ -109,7 +108,7 @@ class HttpClient:
         self.breaks = 0
         self._lock = threading.Lock()
         self._kept: deque[_Connection] = deque()
-        self._resolver = _Resolver(self._at.host, self._at.port)
+        self._resolver = Resolver(self._at.host, self._at.port)
         self._tls = ssl.create_default_context() if self._at.scheme == "https" else None
 
     def call(self, method: str, path: str, body: object, until: int) -> Any:  # noqa: ANN401 - JSON
@@ -210,7 +209,7 @@ class _Connection:
     """A connection to the first of a host's addresses that accepts one."""
 
     def __init__(
-        self, resolver: _Resolver, tls: ssl.SSLContext | None, host: str, until: int
+        self, resolver: Resolver, tls: ssl.SSLContext | None, host: str, until: int
     ) -> None:
         failed: OSError | None = None
         for family, address in resolver.addresses(until):
@@ -281,67 +280,6 @@ class _Pieces(io.RawIOBase):
     def readinto(self, buffer: Buffer, /) -> int:
         _limit(self._sock, self._until)
         return self._sock.recv_into(buffer)
-
-
-class _LookUp:
-    """A look-up of the addresses of a host, by a thread: it has no deadline."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
-        self._over = threading.Event()
-        self._found: list[_Address] = []
-        self._error: OSError | None = None
-        thread = threading.Thread(target=self._look, name="kvtrie-resolve", daemon=True)
-        thread.start()
-        end_at_exit(thread)
-
-    def running(self) -> bool:
-        return not self._over.is_set()
-
-    def addresses(self, until: int) -> list[_Address]:
-        if not self._over.wait(max(0, until - time.monotonic_ns()) / _NS):
-            raise TimeoutError(f"the address of {self._host} is not known yet")
-        if self._error is not None:
-            raise self._error
-        return self._found
-
-    def _look(self) -> None:
-        try:
-            rows = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-            self._found = [(row[0], row[4]) for row in rows]
-        except (OSError, UnicodeError) as error:
-            self._error = OSError(f"{self._host}: {error}")
-        finally:
-            self._over.set()
-
-
-class _Resolver:
-    """The addresses of a host, looked up again after a connection failed.
-
-    Invariant: at most one look-up runs.
-    """
-
-    def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
-        self._lock = threading.Lock()
-        self._latest: _LookUp | None = None
-        self._again = False
-
-    def forget(self) -> None:
-        """Look up again before the next connection."""
-        self._again = True
-
-    def addresses(self, until: int) -> list[_Address]:
-        with self._lock:
-            latest = self._latest
-            if latest is None or (self._again and not latest.running()):
-                self._again = False
-                latest = self._latest = _LookUp(self._host, self._port)
-        try:
-            return latest.addresses(until)
-        except OSError:
-            self._again = True
-            raise
 
 
 def _limit(sock: socket.socket, until: int) -> None:
