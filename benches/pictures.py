@@ -221,12 +221,55 @@ def draw_advice(figures: dict[str, dict[str, list[list[float]]]]) -> Figure:
     return drawn
 
 
+def stores(record: dict[str, Any]) -> dict[str, dict[str, list[list[float]]]]:
+    """Machines, tokens computed in per cent and ms to the first token, by store and router."""
+    figures: dict[str, dict[str, list[list[float]]]] = {}
+    for row in record["rows"]:
+        more = row["more"]
+        if more["router"] != "round-robin":
+            name = "with a shared store" if more["store"] else "each machine alone"
+            point = [more["machines"], round(100 * row["ours"], 1), more["ttft_ms"]]
+            figures.setdefault(name, {}).setdefault(more["router"], []).append(point)
+    return figures
+
+
+def draw_stores(figures: dict[str, dict[str, list[list[float]]]]) -> Figure:
+    """Draw lines over machines, computed tokens on the left and times on the right."""
+    drawn = figure("With a shared store the router no longer decides what is computed", 4.4)
+    panels = drawn.subplots(1, 2)
+    colours, marks = (PLAIN, OURS, OTHER), ("s", "o", "^")
+    for (name, routers), style in zip(figures.items(), ("--", "-"), strict=True):
+        for (router, points), colour, mark in zip(routers.items(), colours, marks, strict=True):
+            machines, *columns = zip(*points, strict=True)
+            for axes, column in zip(panels, columns, strict=True):
+                axes.plot(
+                    machines, column, style, color=colour, marker=mark, label=f"{router}, {name}"
+                )
+    for axes, label in zip(
+        panels, ("prompt tokens computed, %", "ms to the first token, mean"), strict=True
+    ):
+        axes.set_xscale("log", base=4)
+        axes.set_xticks(machines, [str(each) for each in machines])
+        axes.minorticks_off()
+        axes.set_xlabel("machines (chats in proportion)")
+        axes.set_ylabel(label)
+        axes.grid(visible=True, axis="y", color="#dddddd", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylim(0, 100)
+    panels[1].set_yscale("log")
+    panels[1].set_ylim(bottom=50)
+    panels[1].yaxis.set_major_formatter("{x:g}")
+    panels[0].legend(frameon=False, fontsize=8)
+    return drawn
+
+
 PICTURES: dict[str, tuple[str, Callable[[Any], Any], Callable[[Any], Figure]]] = {
     "first-token": ("engines", first_token, draw_first_token),
     "policies-agents": ("policies", closed_gap, draw_closed_gap),
     "fusion": ("eval_fusion", fusion, draw_fusion),
     "eval-train": ("eval_train", exact_matches, draw_exact_matches),
     "eval-advise": ("eval_advise", advice, draw_advice),
+    "shared-store": ("sim_store", stores, draw_stores),
 }
 """By picture: the record, the figures that are shown, and the function that draws them."""
 

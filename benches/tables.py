@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "docs/benchmarks.md"
 EVALUATIONS = ROOT / "docs/evaluations.md"
 POLICIES = ROOT / "docs/policies.md"
+SIMULATOR = ROOT / "docs/simulator.md"
 RESULTS = ROOT / "benches/results"
 EVALUATED = (
     "formats",
@@ -303,6 +304,25 @@ def selective_eval(record: dict[str, Any]) -> str:
     return grid(f"Kind {when(record['about'])} | Rows kept | Policy | Mean, 95 %", shown)
 
 
+def sim_store(record: dict[str, Any]) -> str:
+    """Prompt tokens computed by router, machines and store."""
+    rows = [row["more"] for row in record["rows"]]
+    found = {(row["machines"], row["router"], row["store"]): row for row in rows}
+    shown = [(machines, store) for machines in (4, 16) for store in (False, True)]
+    heads = [f"{machines} machines{', store' * store}" for machines, store in shown]
+
+    def cell(router: str, machines: int, store: bool) -> str:  # noqa: FBT001 - a key
+        row = found[machines, router, store]
+        share = row["computed"] / row["prompt"]
+        return f"{row['computed'] / 1e6:.2f} M ({share:.0%}), {row['ttft_ms']:,.0f} ms"
+
+    lines = [
+        (f"`{router}`", *(cell(router, *key) for key in shown))
+        for router in ("round-robin", "hash", "locality", "score")
+    ]
+    return grid(f"Router | {' | '.join(heads)}", lines)
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     **{
         name: results(name)
@@ -321,6 +341,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "eval_why": eval_why,
     "eval_advise": eval_advise,
     "selective_eval": selective_eval,
+    "sim_store": sim_store,
     "policies": lambda record: policies.page(record, grid),
 }
 """By record: the function that renders its table."""
@@ -330,6 +351,8 @@ def page(name: str) -> Path:
     """The page that has the table of a record."""
     if name == "policies":
         return POLICIES
+    if name == "sim_store":
+        return SIMULATOR
     return EVALUATIONS if name in EVALUATED else BENCHMARKS
 
 

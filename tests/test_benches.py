@@ -88,6 +88,7 @@ BENCHES = [
     ("transfer", "", set()),
     ("remote", "", {"folder get 1 MiB", "host hit, store hangs", "keys"}),
     ("reproductions.__main__", "", set()),
+    ("sim.store", "", {"4 machines, locality", "4 machines, score, shared store"}),
     ("hybrid.__main__", "", {"core three groups: per request"}),
     pytest.param("fusion", "", {"prefix reuse", "fusion, disk"}, marks=pytest.mark.engine),
     pytest.param("selective.__main__", "", {"attend, geometric mean"}, marks=[LINUX, DEEP]),
