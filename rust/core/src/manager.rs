@@ -49,7 +49,8 @@ use crate::trie::Trie;
 
 pub use crate::transfer::{Move, MoveKind};
 pub use kinds::{Action, Cause, LoadMode, Reason, Span};
-pub use meter::block_event::{BlockEvent, BlockEventKind, BlockTokens, Contents};
+pub use meter::block_event::{BlockEvent, BlockEventKind, BlockTokens};
+pub use meter::contents::Contents;
 pub use meter::log::Eviction;
 pub use meter::{RequestStats, TierStats, TierTimes};
 pub use moves::complete::{Failed, MOST_FAILED, Outcome};

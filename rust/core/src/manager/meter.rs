@@ -7,6 +7,7 @@
 //! per event and per run of blocks, without allocation where a request loads nothing.
 
 pub(super) mod block_event;
+pub(super) mod contents;
 pub(super) mod late_hits;
 pub(super) mod log;
 

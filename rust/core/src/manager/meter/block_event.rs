@@ -96,7 +96,7 @@ pub(crate) struct BlockEvents {
     /// Changes of the latest time.
     open: Vec<NamedChange>,
     queue: VecDeque<BlockEvent>,
-    next: u64,
+    pub(super) next: u64,
 }
 
 impl Manager {
@@ -134,28 +134,13 @@ impl Manager {
     }
 
     /// Owner of a block's scope, if that has an adapter.
-    fn adapter_owner(&self, block: BlockId) -> Option<Whose> {
+    pub(super) fn adapter_owner(&self, block: BlockId) -> Option<Whose> {
         self.scopes.get(self.node(block).scope).whose.with_adapter()
     }
 
     /// All layers of a group; those of a group after the first come and go together.
-    fn layers_of(&self, group: u8, valid: Layers) -> Layers {
+    pub(super) fn layers_of(&self, group: u8, valid: Layers) -> Layers {
         if group == 0 { self.all_layers() } else { valid }
-    }
-
-    /// Lists the copies there are, as events that stored them at the present time, parents before
-    /// children. Returns the number of the next event as well. Cost: O(blocks), and at most one hash
-    /// each.
-    ///
-    /// # Errors
-    /// [`crate::error::Error::Closed`] or [`crate::error::Error::Invariant`].
-    pub fn block_contents(&mut self) -> Result<(u64, Contents<'_>)> {
-        self.open()?;
-        self.end_block_events();
-        let roots = self.scopes.all();
-        let firsts = roots.flat_map(|(_, scope)| self.trie().first_blocks(scope.root));
-        let open = firsts.map(|block| (block, None)).collect();
-        Ok((self.block_events.next, Contents { manager: self, open, of_block: Vec::new() }))
     }
 
     /// The changes so far become events, at their time, before it passes.
@@ -168,7 +153,7 @@ impl Manager {
         }
     }
 
-    fn end_block_events(&mut self) {
+    pub(super) fn end_block_events(&mut self) {
         self.name_changes();
         if self.block_events.open.is_empty() {
             return;
@@ -225,7 +210,7 @@ impl Manager {
     }
 
     /// Tokens of a block, without the numbers of digests.
-    fn real_tokens(&self, block: BlockId) -> BlockTokens {
+    pub(super) fn real_tokens(&self, block: BlockId) -> BlockTokens {
         let (digests, tokens) = (&self.scopes.digests, self.trie().tokens(block));
         if digests.is_empty() {
             return BlockTokens::from_slice(tokens);
@@ -269,67 +254,6 @@ fn net(changes: Vec<NamedChange>) -> Vec<NamedChange> {
     // No copy changes twice now, so any order of them is right.
     net.sort_by_key(|named| named.depth);
     net
-}
-
-/// The copies that a manager has.
-#[derive(Debug)]
-pub struct Contents<'a> {
-    manager: &'a Manager,
-    /// Blocks to list, each with the name of its parent.
-    open: Vec<(BlockId, Option<BlockName>)>,
-    /// Copies of the block at hand.
-    of_block: Vec<BlockEvent>,
-}
-
-impl Iterator for Contents<'_> {
-    type Item = BlockEvent;
-
-    fn next(&mut self) -> Option<BlockEvent> {
-        loop {
-            if let Some(event) = self.of_block.pop() {
-                return Some(event);
-            }
-            let (block, above) = self.open.pop()?;
-            let name = self.manager.keys.get(block);
-            let name = name.unwrap_or_else(|| self.manager.name_behind(block, above));
-            self.list(block, name, above);
-            let children = self.manager.trie().children(block);
-            self.open.extend(children.map(|child| (child, Some(name))));
-        }
-    }
-}
-
-impl Contents<'_> {
-    /// Lists the copies of a block.
-    fn list(&mut self, block: BlockId, name: BlockName, above: Option<BlockName>) {
-        let manager = self.manager;
-        let parent = above.map_or_else(|| manager.scope_key_of(block), |above| above.key);
-        for tier in 0..manager.tiers.len() {
-            for group in 0..manager.points.other_numbers().end {
-                let layers = manager.residency(Place::new(tier, group), block).usable();
-                if layers.is_empty() {
-                    continue;
-                }
-                let group = u8::try_from(group).expect("few groups");
-                self.of_block.push(BlockEvent {
-                    number: manager.block_events.next,
-                    at: manager.clock.last(),
-                    kind: BlockEventKind::Stored,
-                    block: manager.trie().handle(block),
-                    key: name.key,
-                    parent,
-                    first: above.is_none(),
-                    tokens: manager.real_tokens(block),
-                    owner: manager.adapter_owner(block),
-                    private: name.private,
-                    tier,
-                    group,
-                    layers,
-                    whole: layers == manager.layers_of(group, layers),
-                });
-            }
-        }
-    }
 }
 
 /// The layers of one range that another lacks: below it and above it.
