@@ -2102,7 +2102,7 @@ class EventBatches:
         rank: int,
     ) -> Self: ...
     def take(
-        self, ts: float, contents: bool
+        self, ts: float, *, contents: bool
     ) -> tuple[bytes | None, bytes | None, tuple[int, int, int], bool]:
         """Take the events since the last call.
 

@@ -9,10 +9,12 @@ mod wire;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use kvtrie_core::block::Handle;
 use kvtrie_core::group::GroupKind;
-use kvtrie_core::manager::Manager;
+use kvtrie_core::manager::{BlockEvent, BlockEventKind, Manager};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use rustc_hash::FxHashMap;
 
 use crate::error::bad;
 use crate::event_batches::wire::{Batch, Counts, EventGroup, Form, Hashes, Wire};
@@ -20,6 +22,9 @@ use crate::manager::BlockManager;
 use crate::number::small;
 use crate::shared::Shared;
 use crate::text::choice;
+
+/// Medium of which Dynamo's indexer keeps a tree: it drops a block whose parent it lacks.
+const TREE: &str = "GPU";
 
 /// Payload of the events, payload of the contents, blocks stored, removed and withheld, and whether
 /// events were lost.
@@ -76,12 +81,14 @@ impl EventBatches {
         if !shared.publish() {
             return Err(bad("the manager has a publisher: close it first, or use that one"));
         }
-        let wire = Wire { form, hashes, rank, block_tokens, mediums, groups };
+        let tree = mediums.iter().position(|medium| medium.as_deref() == Some(TREE));
+        let wire = Wire { form, hashes, rank, block_tokens, mediums, tree, groups };
         Ok(Self { shared, wire, next: Mutex::new(0), closed: AtomicBool::new(false) })
     }
 
     /// Takes the events since the last call, as one batch; if some were lost, or `contents` is set,
     /// also the contents as a batch.
+    #[pyo3(signature = (ts, *, contents))]
     fn take<'py>(&self, py: Python<'py>, ts: f64, contents: bool) -> PyResult<Taken<'py>> {
         let made = self.shared.long(py, |manager| self.make(manager, ts, contents))?;
         let bytes = |payload: Option<Vec<u8>>| payload.map(|payload| PyBytes::new(py, &payload));
@@ -118,9 +125,7 @@ impl EventBatches {
         }
         if !lost {
             let mut batch = Batch::new(&self.wire);
-            for event in &events {
-                batch.add(event);
-            }
+            self.add_events(&mut batch, manager, &events);
             (made.events, made.counts) = batch.end(ts);
         }
         if lost || contents {
@@ -144,6 +149,42 @@ impl EventBatches {
 impl Drop for EventBatches {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+impl EventBatches {
+    /// Adds events in order. A block that fills a hole of the tree is followed by the blocks after
+    /// it, removed and stored again: an index has dropped those whose parent it lacked.
+    fn add_events(&self, batch: &mut Batch<'_>, manager: &Manager, events: &[BlockEvent]) {
+        let in_tree = |event: &BlockEvent| {
+            event.kind == BlockEventKind::Stored
+                && event.whole
+                && event.group == 0
+                && Some(event.tier) == self.wire.tree
+                && !event.private
+        };
+        let mut last: Option<FxHashMap<Handle, usize>> = None;
+        for (at, event) in events.iter().enumerate() {
+            batch.add(event);
+            let next = events.get(at + 1).filter(|next| next.parent == event.key && in_tree(next));
+            if !in_tree(event) || next.is_some() && manager.has_one_way(event.block) {
+                continue;
+            }
+            let last = last.get_or_insert_with(|| {
+                let stored = events.iter().enumerate().filter(|(_, event)| in_tree(event));
+                stored.map(|(at, event)| (event.block, at)).collect()
+            });
+            let comes = |block: Handle| last.get(&block).is_some_and(|&last| last > at);
+            let mut after = manager.copies_after(event.block, event.tier, comes);
+            after.retain(|copy| !copy.private);
+            for copy in after.iter().rev() {
+                let kind = BlockEventKind::Removed;
+                batch.add(&BlockEvent { kind, ..copy.clone() });
+            }
+            for copy in &after {
+                batch.add(copy);
+            }
+        }
     }
 }
 

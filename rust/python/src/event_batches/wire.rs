@@ -48,6 +48,8 @@ pub(super) struct Wire {
     pub(super) block_tokens: u32,
     /// Medium of each tier; none of a tier that is not published.
     pub(super) mediums: Vec<Option<String>>,
+    /// Tier that readers keep as a tree of prefixes.
+    pub(super) tree: Option<TierId>,
     /// Groups of layers of a model with several.
     pub(super) groups: Vec<EventGroup>,
 }
