@@ -116,6 +116,9 @@ class HistoryServer:
             while end not in (ready := dict(poller.poll())):
                 if self._router in ready:
                     self._answer(self._router.recv_multipart())
+            # Dynamo's services wait for an answer for ever.
+            while self._router.poll(0):
+                self._answer(self._router.recv_multipart())
         finally:
             end.close(linger=0)
             self._router.close(linger=0)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["MEDIUMS", "Publisher", "PublisherCounts"]
 
 MEDIUMS = {"gpu": "GPU", "host": "CPU", "disk": "STORAGE"}
-"""Mediums of events, by kind of tier. A `remote` tier has none: all machines would have its blocks."""
+"""Mediums of events, by kind of tier. A `remote` tier has none: each machine would be credited."""
 
 _MOST_RANK = 2**32 - 1
 _MOST_RING = 10**7
@@ -44,6 +44,7 @@ class PublisherCounts(NamedTuple):
     """What a publisher did since it was made.
 
     Attributes:
+        last: number of the last batch.
         batches: batches sent.
         stored: blocks published as stored, one per tier and group of layers.
         removed: blocks published as removed.
@@ -56,6 +57,7 @@ class PublisherCounts(NamedTuple):
         unwritten: how often `number_file` could not be written.
     """
 
+    last: int
     batches: int
     stored: int
     removed: int
@@ -154,7 +156,7 @@ class Publisher:
         with self._lock:
             if self._closed:
                 raise ClosedError("the publisher is closed")
-            events, contents, counts, lost = self._batches.take(time.time(), False)
+            events, contents, counts, lost = self._batches.take(time.time(), contents=False)
             self._count(counts)
             self._lost += lost
             if contents is not None:
@@ -170,6 +172,7 @@ class Publisher:
         """What it did so far."""
         server = self._server
         return PublisherCounts(
+            self._numbers.last,
             self._sent,
             self._stored,
             self._removed,
@@ -215,7 +218,7 @@ class Publisher:
 
     def _publish_contents(self) -> None:
         """The first batch; it has all that the events so far say."""
-        _, contents, _, _ = self._batches.take(time.time(), True)
+        _, contents, _, _ = self._batches.take(time.time(), contents=True)
         self._send_contents(contents or b"")
 
     def _send_contents(self, payload: bytes) -> None:
@@ -241,7 +244,7 @@ class Publisher:
         """Batches from a number on, or, where the ring lacks some, the contents and later ones."""
         with self._lock:
             if not self._closed and self._history.lacks(first):
-                events, contents, counts, lost = self._batches.take(time.time(), True)
+                events, contents, counts, lost = self._batches.take(time.time(), contents=True)
                 self._count(counts)
                 self._lost += lost
                 if events is not None:

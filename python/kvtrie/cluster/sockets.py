@@ -1,7 +1,7 @@
 """Sockets: addresses that a publisher binds.
 
-Invariant: an address that other machines reach is bound only if the caller says so. Cost: none after
-construction.
+Invariant: an address that other machines reach is bound only if the caller says so. Cost: that of a
+bind.
 """
 
 from __future__ import annotations
