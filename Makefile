@@ -32,7 +32,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-deep test-wheel engines test-engines stubs bench reproductions wheel peers stores gpu-check lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults faults-remote faults-cluster soak docs fmt lock clean
+.PHONY: help run test test-deep test-wheel engines test-engines stubs bench reproductions wheel peers stores gpu-check lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage test-agreement faults faults-remote faults-cluster soak docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -92,6 +92,7 @@ wheel: $(LOCKED) ## the abi3 wheel, in dist/, its code laid out by what benches/
 #: bench-engines: ## first tokens in vLLM: computed, from host, from disk; what a step costs; ARGS="--quick"
 #: bench-disk: ## the disk tier and fio in turn, with ratios; needs fio; ARGS="--pairs 3 --seconds 2"
 #: bench-remote: ## a remote tier on a folder, Redis, S3 and Mooncake next to plain clients; make stores first; ARGS="--only redis"
+#: bench-cluster: ## KV events: encoded, published, in vLLM's steps; three engines and a selector; make engines and make peers ARGS=dynamo first
 #: bench-restart: ## opening a disk of a million blocks, in three parts; ARGS="--blocks 100000"
 #: bench-instructions: ## instructions per call under callgrind, against the record; ARGS="--record"
 #: bench-formats: ## logits of a real model with a host tier in each format; ARGS="--quick"
@@ -176,6 +177,9 @@ fuzz-coverage: ## share of lines and branches of the core that a short fuzz run 
 	    RUSTC_BOOTSTRAP=1 KVTRIE_FUZZ_OPS=$(or $(OPS),200000) cargo llvm-cov --branch -p kvtrie-core \
 	        --test all --ignore-filename-regex '/tests/' -- --ignored fuzz::; \
 	else echo "coverage: not run, there is no cargo-llvm-cov"; fi
+
+test-agreement: $(BUILT) ## what machines have and what readers of their events say, Dynamo's indexer among them: 10,000 answers; ARGS="--rounds 20"; make peers ARGS=dynamo first
+	$(BIN)/python -m tests.cluster.agreement $(ARGS)
 
 faults: $(BUILT) ## devices that fail, by kind: how many faults, misses, wrong blocks; ARGS="--cases 500"
 	$(BIN)/python tests/faults.py --store-cases 10000 $(ARGS)

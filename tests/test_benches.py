@@ -86,6 +86,7 @@ def record(monkeypatch, capsys):
 BENCHES = [
     ("core.__main__", "", {"request", "lookup.mean", "evict.lru", "decode", "memory.tiers_1"}),
     ("transfer", "", set()),
+    ("cluster", "", {"events encode", "events overhead"}),
     ("remote", "", {"folder get 1 MiB", "host hit, store hangs", "keys"}),
     ("reproductions.__main__", "", set()),
     ("sim.store", "", {"4 machines, locality", "4 machines, score, shared store"}),

@@ -211,7 +211,7 @@ def test_numbers_start_at_the_clock_and_only_grow(tmp_path):
     file = tmp_path / "number"
     numbers = BatchNumbers(file, 5_000)
     assert [numbers.take(), numbers.take()] == [5_000, 5_001]
-    assert int(file.read_text()) == 4_999 + RESERVED  # what a process that is killed leaves
+    assert int(file.read_text()) == 4_999 + RESERVED  # left by a process that is killed
     numbers.close()
     assert int(file.read_text()) == 5_001
     assert BatchNumbers(file, 2_000).take() == 5_002  # the clock was set back

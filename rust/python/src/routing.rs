@@ -51,6 +51,7 @@ fn ratio_of(given: &Bound<'_, PyAny>) -> PyResult<u64> {
 
 /// The candidate that `Locality` chooses, of at least one `(load, hit)`; the ratio in 2**-32.
 #[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "pyo3 converts to a value")]
 pub(crate) fn locality(
     candidates: Vec<Bound<'_, PyAny>>,
     ratio: &Bound<'_, PyAny>,

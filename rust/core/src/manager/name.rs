@@ -56,12 +56,11 @@ impl Manager {
 
     /// Name of a block under the name of its parent.
     pub(crate) fn name_behind(&self, block: BlockId, above: Option<BlockName>) -> BlockName {
-        let (parent, before) = match above {
-            Some(above) => (above.key, above.private),
-            None => {
-                let whose = &self.scopes.get(self.node(block).scope).whose;
-                (self.scope_key(whose.tenant(), whose.lora()), !whose.tenant().is_empty())
-            }
+        let (parent, before) = if let Some(above) = above {
+            (above.key, above.private)
+        } else {
+            let whose = &self.scopes.get(self.node(block).scope).whose;
+            (self.scope_key(whose.tenant(), whose.lora()), !whose.tenant().is_empty())
         };
         if self.scopes.digests.is_empty() {
             let key = chained(parent, self.trie().tokens(block), &[]);
