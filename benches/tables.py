@@ -328,6 +328,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
         name: results(name)
         for name in (
             *("core", "transfer", "fusion", "selective", "train", "sim", "hybrid", "remote"),
+            "cluster",
             "engines_hybrid",
         )
     },

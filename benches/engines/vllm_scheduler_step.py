@@ -22,6 +22,7 @@ from benches.engines.vllm_first_token import BLOCK, block_bytes, transfer  # its
 import numpy as np  # isort: skip
 import torch  # isort: skip
 from vllm import LLM, SamplingParams  # isort: skip
+from vllm.config import KVEventsConfig  # isort: skip
 
 
 class TimedCalls:
@@ -98,6 +99,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--answer", type=int, default=64)
+    parser.add_argument("--events", action="store_true", help="publish KV events")
     parser.add_argument("--groups", type=int, default=1, help="vLLM's groups of layers")
     given = parser.parse_args()
     size, vocabulary = block_bytes(given.model, given.dtype)
@@ -120,6 +122,9 @@ def main():
         disable_log_stats=False,
         disable_hybrid_kv_cache_manager=given.groups == 1,
         kv_transfer_config=settings,
+        kv_events_config=KVEventsConfig(enable_kv_cache_events=True, endpoint="inproc://kv-events")
+        if given.events
+        else None,
     )
     core = llm.llm_engine.engine_core.engine_core
     config = json.loads((Path(given.model) / "config.json").read_text())
