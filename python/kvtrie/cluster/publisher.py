@@ -135,11 +135,11 @@ class Publisher:
         try:
             self._socket = bound(self._context, zmq.XPUB, "endpoint", endpoint, public=open_to_all)
             self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # each reader, not each topic
-            self.endpoint = self._socket.last_endpoint.decode()
+            self.endpoint = self._socket.get_string(zmq.LAST_ENDPOINT)
             self.replay: str | None = None
             if replay is not None:
                 router = bound(self._context, zmq.ROUTER, "replay", replay, public=open_to_all)
-                self.replay = router.last_endpoint.decode()
+                self.replay = router.get_string(zmq.LAST_ENDPOINT)
                 self._server = HistoryServer(self._context, router, self._topic, self._batches_from)
             with self._lock:
                 self._publish_contents()

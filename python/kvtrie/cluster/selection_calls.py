@@ -1,4 +1,4 @@
-"""SelectionCalls: what a client asks Dynamo's selection service in addition to machines of requests.
+"""SelectionCalls: what a client asks Dynamo's selection service beyond the machines of requests.
 
 Invariant: an answer of another form is a `CallError`. Cost: one HTTP call each.
 """
