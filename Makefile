@@ -178,7 +178,7 @@ fuzz-coverage: ## share of lines and branches of the core that a short fuzz run 
 	        --test all --ignore-filename-regex '/tests/' -- --ignored fuzz::; \
 	else echo "coverage: not run, there is no cargo-llvm-cov"; fi
 
-test-agreement: $(BUILT) ## what machines have and what readers of their events say, Dynamo's indexer among them: 10,000 answers; ARGS="--rounds 20"; make peers ARGS=dynamo first
+test-agreement: $(BUILT) ## machines compared with readers of their events, Dynamo's indexer among them: 10,000 answers; ARGS="--rounds 20"; make peers ARGS=dynamo first
 	$(BIN)/python -m tests.cluster.agreement $(ARGS)
 
 faults: $(BUILT) ## devices that fail, by kind: how many faults, misses, wrong blocks; ARGS="--cases 500"

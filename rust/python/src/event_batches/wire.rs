@@ -4,10 +4,10 @@
 //! applies the events in order knows the copies. Cost: that of the bytes, and for a stored block a
 //! look at the last runs.
 
-use kvtrie_core::block::TierId;
+use kvtrie_core::block::{TierId, Token};
 use kvtrie_core::manager::{BlockEvent, BlockEventKind};
 use kvtrie_core::record::BlockKey;
-use rmp::encode;
+use rmp::{Marker, encode};
 
 /// The last runs, of which a stored block may continue one.
 const OPEN_RUNS: usize = 64;
@@ -132,9 +132,7 @@ impl<'a> Batch<'a> {
         if stored {
             self.counts.stored += 1;
             run.token_count += u32::try_from(event.tokens.len()).expect("tokens of a block");
-            for &token in &event.tokens {
-                uint(&mut run.tokens, token.into());
-            }
+            tokens(&mut run.tokens, &event.tokens);
         } else {
             self.counts.removed += 1;
         }
@@ -291,6 +289,25 @@ fn text(out: &mut Vec<u8>, value: &str) {
 
 fn uint(out: &mut Vec<u8>, value: u64) {
     encode::write_uint(out, value).expect("memory takes all");
+}
+
+/// Token ids; written out, as they are most of a batch.
+fn tokens(out: &mut Vec<u8>, ids: &[Token]) {
+    let begin = out.len();
+    out.resize(begin + 5 * ids.len(), 0);
+    let (mut at, room) = (0, &mut out[begin..]);
+    for &id in ids {
+        let [a, b, c, d] = id.to_be_bytes();
+        let (marker, used) = match id {
+            0..=0x7f => ([d, 0, 0, 0, 0], 1),
+            0x80..=0xff => ([Marker::U8.to_u8(), d, 0, 0, 0], 2),
+            0x100..=0xffff => ([Marker::U16.to_u8(), c, d, 0, 0], 3),
+            _ => ([Marker::U32.to_u8(), a, b, c, d], 5),
+        };
+        room[at..at + 5].copy_from_slice(&marker);
+        at += used;
+    }
+    out.truncate(begin + at);
 }
 
 fn nil(out: &mut Vec<u8>) {
