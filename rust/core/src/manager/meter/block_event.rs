@@ -9,7 +9,6 @@
 
 use std::collections::VecDeque;
 
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::block::{BlockId, Handle, Layers, Place, TierId, Token};
@@ -158,13 +157,16 @@ impl Manager {
         if self.block_events.open.is_empty() {
             return;
         }
-        let net = net(std::mem::take(&mut self.block_events.open));
-        for change in net.iter().rev() {
-            self.queue_block_events(change, BlockEventKind::Removed);
+        let mut changes = std::mem::take(&mut self.block_events.open);
+        let net = net(&mut changes);
+        for &at in net.iter().rev() {
+            self.queue_block_events(&changes[at], BlockEventKind::Removed);
         }
-        for change in &net {
-            self.queue_block_events(change, BlockEventKind::Stored);
+        for &at in &net {
+            self.queue_block_events(&changes[at], BlockEventKind::Stored);
         }
+        changes.clear();
+        self.block_events.open = changes;
     }
 
     /// Queues the events of one kind of a change.
@@ -238,21 +240,24 @@ impl Manager {
     }
 }
 
-/// The net effect of changes of one time, in the order of depth.
-fn net(changes: Vec<NamedChange>) -> Vec<NamedChange> {
-    let mut net: Vec<NamedChange> = Vec::with_capacity(changes.len());
-    let mut known: FxHashMap<(TierId, u8, Handle), usize> = FxHashMap::default();
-    known.reserve(changes.len());
-    for named in changes {
-        let place = (named.change.tier, named.change.group, named.handle);
-        let place = *known.entry(place).or_insert(net.len());
-        match net.get_mut(place) {
-            Some(first) => first.change.after = named.change.after,
-            None => net.push(named),
-        }
+/// Net effect of changes of one time: the place of the first change of each copy, which gets the
+/// layers after the last one, in the order of depth.
+fn net(changes: &mut [NamedChange]) -> Vec<usize> {
+    let place = |(at, named): (usize, &NamedChange)| {
+        let Change { tier, group, .. } = named.change;
+        (named.depth, named.handle.0, tier, group, at)
+    };
+    let mut order: Vec<_> = changes.iter().enumerate().map(place).collect();
+    order.sort_unstable();
+    let same = |one: &(u32, u64, TierId, u8, usize), next: &(u32, u64, TierId, u8, usize)| {
+        (one.1, one.2, one.3) == (next.1, next.2, next.3)
+    };
+    let mut net = Vec::with_capacity(order.len());
+    for of_copy in order.chunk_by(same) {
+        let (first, last) = (of_copy[0].4, of_copy[of_copy.len() - 1].4);
+        changes[first].change.after = changes[last].change.after;
+        net.push(first);
     }
-    // No copy changes twice now, so any order of them is right.
-    net.sort_by_key(|named| named.depth);
     net
 }
 
