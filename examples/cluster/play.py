@@ -130,7 +130,7 @@ class Player:
 
         Args:
             load: sizes of the chats.
-            events: what is done when so many turns have ended, by a client; it returns the mark.
+            events: actions by the number of turns after which they are due; each returns a mark.
         """
         rng = random.Random(load.seed)  # noqa: S311 - tokens need no secrecy
         systems = [_tokens(rng, load.system) for _ in range(3)]

@@ -1,7 +1,7 @@
 """Routers: three ways to choose the machine of a request.
 
-`SelectionRouter` asks a service that chooses, `IndexRouter` an index that knows who has which
-blocks, and `RoundRobin` nothing. Cost: one HTTP call per request for the first two.
+`selection_router` asks a service that chooses, `IndexRouter` an index of the blocks of each one,
+and `RoundRobin` nothing. Cost: one HTTP call per request for the first two.
 """
 
 from __future__ import annotations
