@@ -47,12 +47,13 @@ FEW, MANY = 60, 10_000
 ANY = st.one_of(st.sampled_from(EXTREMES), st.text(max_size=9), st.integers(), st.floats())
 DEVIATION = {"rankings": {"0": [4, 2, 3], "2": [2]}, "shares": [0.5, 0.25]}
 LANE = {"bytes_per_s": 1e9, "latency_ns": 10}
+INT8 = {"dtype": "int8", "scales": "token"}
 CONFIG = {
     "seed": 1,
-    "trace": {"path": "t.jsonl", "format": "tokens", "arrivals": {"rate": 3.0}, "hash_tokens": 16},
+    "trace": {"path": "t.jsonl", "format": "tokens", "arrivals": {"per_s": 3.0}, "hash_tokens": 16},
     "machines": [
         {"count": 1},
-        {"tiers": [{"kind": "gpu", "blocks": 4}, {"kind": "host", "bytes": "1MB"}]},
+        {"tiers": [{"kind": "gpu", "blocks": 4}, {"kind": "host", "bytes": "1MB", "layout": INT8}]},
     ],
     "model": {"layers": 4, "kv_heads": 1, "head_dim": 64, "dtype": "float16"},
     "manager": {"block_tokens": 16, "policy": "lru", "cost": {"alpha": 0.5}},
@@ -60,6 +61,7 @@ CONFIG = {
     "cost": {"kind": "table", "points": [[0, 10.0], [100, 20.0]]},
     "router": {"kind": "score", "hit_weight": 1},
     "peers": {"lookup": "all", **LANE, "shares": "nic"},
+    "remote": {"shared": True, "blocks": 9, "lookup": "local", **LANE, "shares": "nic"},
     "directory": {"kind": "events", "delay_ns": 5},
     "goals": {"ttft_ns": 5},
     "price": {"gpu_hour": 2.0, "gib_hour": {"host": 0.1}},
@@ -70,7 +72,7 @@ CONFIG = {
             "kind": "host",
             "blocks": 64,
             "read": LANE,
-            "layout": {"dtype": "int8", "scales": "token"},
+            "layout": INT8,
         },
     ],
 }
