@@ -240,14 +240,14 @@ def draw_stores(figures: dict[str, dict[str, list[list[float]]]]) -> Figure:
     colours, marks = (PLAIN, OURS, OTHER), ("s", "o", "^")
     for (name, routers), style in zip(figures.items(), ("--", "-"), strict=True):
         for (router, points), colour, mark in zip(routers.items(), colours, marks, strict=True):
-            machines, *columns = zip(*points, strict=True)
+            across, *columns = zip(*points, strict=True)
             for axes, column in zip(panels, columns, strict=True):
                 axes.plot(
-                    machines, column, style, color=colour, marker=mark, label=f"{router}, {name}"
+                    across, column, style, color=colour, marker=mark, label=f"{router}, {name}"
                 )
-    for axes, label in zip(
-        panels, ("prompt tokens computed, %", "ms to the first token, mean"), strict=True
-    ):
+    machines = sorted({point[0] for routers in figures.values() for point in routers["hash"]})
+    labels = ("prompt tokens computed, %", "ms to the first token, mean")
+    for axes, label in zip(panels, labels, strict=True):
         axes.set_xscale("log", base=4)
         axes.set_xticks(machines, [str(each) for each in machines])
         axes.minorticks_off()
