@@ -2,7 +2,7 @@
 
 use kvtrie_core::block::{Handle, Layers};
 use kvtrie_core::group::{Group, GroupKind};
-use kvtrie_core::manager::{BlockEvent, BlockEventKind, Groups, Settings};
+use kvtrie_core::manager::{BlockEvent, BlockEventKind, BlockTokens, Groups, Settings};
 use kvtrie_core::record::{BlockKey, keys_of, scope_key};
 use kvtrie_core::tier::{Kind, Write};
 use kvtrie_sim::decision::{Choice, Decision};
@@ -231,10 +231,14 @@ fn a_machine_counts_up_to_the_deepest_border_with_all_groups() {
         block: Handle(0),
         key: keys[block],
         parent: keys[block.max(1) - 1],
-        tokens: Vec::new(),
+        first: block == 0,
+        tokens: BlockTokens::new(),
+        owner: None,
+        private: false,
         tier: 1,
         group,
         layers: Layers::new(0, 4),
+        whole: true,
     };
     let stored = |block, group| event(BlockEventKind::Stored, block, group);
     for machine in 0..2 {
