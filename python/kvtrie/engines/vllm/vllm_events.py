@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
-    from kvtrie.engines.vllm.events import Change
+    from kvtrie.engines.vllm.changes import Change
     from kvtrie.engines.vllm.model import ServedGroup, ServedModel
 
 __all__ = ["EngineResets", "EventGroup", "VllmNaming", "events_of"]
