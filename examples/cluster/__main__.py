@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 import tempfile
+import threading
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +24,7 @@ from examples.cluster.play import Played, Player, Workload
 from examples.cluster.processes import DYNAMO, Cluster, StartError, in_namespace
 from examples.cluster.routers import IndexRouter, RoundRobin, Router, selection_router
 from kvtrie import ConfigError
+from kvtrie.cluster import DynamoSelector
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,12 +90,24 @@ def _play(name: str, load: Workload, dynamo: Path, *, kill: bool) -> Played:
             engine.kill()
             return f"engine {KILLED} is killed"
 
+        def add() -> None:
+            engine.await_start()
+            if isinstance(router, DynamoSelector):  # live at once, without waiting for a probe
+                at = engine.settings
+                router.add(at.machine, events=at.events, replay=at.replay)
+
+        starting = threading.Thread(target=add)
+
         def again() -> str:
             engine.begin()
+            starting.start()
             return f"engine {KILLED} starts again"
 
         events: dict[int, Callable[[], str]] = {turns // 3: killed, turns // 2: again}
-        return player.play(load, events if kill else {})
+        played = player.play(load, events if kill else {})
+        if kill:
+            starting.join()
+        return played
 
 
 def _router(name: str, cluster: Cluster) -> Router:
