@@ -5,7 +5,7 @@
 //! blocks above. Cost: O(log n); about three bytes per block whose key was ever asked for, and 36
 //! KB for the recent ones.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::block::BlockId;
 use crate::record::BlockKey;
@@ -29,11 +29,13 @@ const RECENT: usize = 1024;
 /// Keys by block.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ContentKeys {
-    kept: BTreeMap<BlockId, BlockName>,
+    kept: BTreeMap<BlockId, BlockKey>,
     /// Direct-mapped by `id % RECENT`; empty until the first key is put.
-    recent: Vec<Option<(BlockId, BlockName)>>,
+    recent: Vec<Option<(BlockId, BlockKey)>>,
     /// Instead of both, all of them by block id, where each change of a block needs its name.
-    all: Option<Vec<Option<BlockName>>>,
+    all: Option<Vec<Option<BlockKey>>>,
+    /// Private blocks among those that were ever put.
+    private: BTreeSet<BlockId>,
 }
 
 impl ContentKeys {
@@ -48,33 +50,40 @@ impl ContentKeys {
 
     /// A block's name, if it is cached.
     pub(super) fn get(&self, block: BlockId) -> Option<BlockName> {
-        if let Some(all) = &self.all {
-            return all.get(block as usize).copied().flatten();
-        }
-        let recent = self.recent.get(block as usize % RECENT).copied().flatten();
-        let recent = recent.filter(|&(whose, _)| whose == block).map(|(_, name)| name);
-        recent.or_else(|| self.kept.get(&block).copied())
+        let key = if let Some(all) = &self.all {
+            all.get(block as usize).copied().flatten()
+        } else {
+            let recent = self.recent.get(block as usize % RECENT).copied().flatten();
+            let recent = recent.filter(|&(whose, _)| whose == block).map(|(_, key)| key);
+            recent.or_else(|| self.kept.get(&block).copied())
+        };
+        key.map(|key| BlockName { key, private: self.private.contains(&block) })
     }
 
     /// Caches the name of a block at a depth.
     pub(super) fn put(&mut self, block: BlockId, depth: u32, name: BlockName) {
+        let BlockName { key, private } = name;
+        if private {
+            self.private.insert(block);
+        }
         if let Some(all) = &mut self.all {
             let at = block as usize;
             if at >= all.len() {
                 all.resize((at + 1).next_power_of_two(), None);
             }
-            all[at] = Some(name);
+            all[at] = Some(key);
             return;
         }
         if depth.is_multiple_of(EVERY) {
-            self.kept.insert(block, name);
+            self.kept.insert(block, key);
         }
         self.recent.resize(RECENT, None);
-        self.recent[block as usize % RECENT] = Some((block, name));
+        self.recent[block as usize % RECENT] = Some((block, key));
     }
 
     /// Drops the key of a block that was removed: its id may be used for another.
     pub(super) fn forget(&mut self, block: BlockId) {
+        self.private.remove(&block);
         if let Some(all) = &mut self.all {
             if let Some(place) = all.get_mut(block as usize) {
                 *place = None;
