@@ -61,7 +61,7 @@ def test_a_state_covers_the_blocks_before_it():
 
 def test_a_window_covers_once_all_of_it_is_there():
     borders = Borders(needs([window(2)]))
-    for name in ("a", "ab", "abc", "abd"):
+    for name in ("a", "ab", "abc", "abx"):
         note(borders, name, 0)
     assert note(borders, "abc", 1) == []
     assert note(borders, "ab", 1) == [b"a", b"ab", b"abc"]
