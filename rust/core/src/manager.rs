@@ -154,11 +154,7 @@ impl Manager {
         memory::check(blocks.trie().growth(1), || {
             format!("the text of blocks of {} tokens", settings.block_tokens)
         })?;
-        let keys = if settings.block_events > 0 {
-            keys::ContentKeys::of_all_blocks()
-        } else {
-            keys::ContentKeys::default()
-        };
+        let keys = keys::ContentKeys::new(settings.block_events > 0);
         let private_slots = PrivateSlots::default();
         let feed = PolicyFeed::new(&tiers, settings.explain, points.several());
         let meter = Meter::new(tiers.len(), settings.eviction_log);

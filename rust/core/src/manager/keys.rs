@@ -39,9 +39,9 @@ pub(super) struct ContentKeys {
 }
 
 impl ContentKeys {
-    /// A cache that forgets the name of no block; 33 bytes for each.
-    pub(super) fn of_all_blocks() -> Self {
-        Self { all: Some(Vec::new()), ..Self::default() }
+    /// An empty cache; with `all` it forgets the name of no block, 33 bytes for each.
+    pub(super) fn new(all: bool) -> Self {
+        Self { all: all.then(Vec::new), ..Self::default() }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -116,8 +116,7 @@ mod tests {
             steps in prop::collection::vec((0_u32..5000, 0_u32..40, 0_u8..4), 1..200),
             dense in any::<bool>(),
         ) {
-            let fresh = if dense { ContentKeys::of_all_blocks() } else { ContentKeys::default() };
-            let (mut keys, mut all) = (fresh, BTreeMap::new());
+            let (mut keys, mut all) = (ContentKeys::new(dense), BTreeMap::new());
             for (at, (block, depth, what)) in steps.into_iter().enumerate() {
                 let key = [u8::try_from(at).unwrap(); 32];
                 let key = BlockName { key, private: at.is_multiple_of(3) };
