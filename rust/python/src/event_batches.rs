@@ -166,8 +166,13 @@ impl EventBatches {
         let mut last: Option<FxHashMap<Handle, usize>> = None;
         for (at, event) in events.iter().enumerate() {
             batch.add(event);
-            let next = events.get(at + 1).filter(|next| next.parent == event.key && in_tree(next));
-            if !in_tree(event) || next.is_some() && manager.has_one_way(event.block) {
+            if !in_tree(event) {
+                continue;
+            }
+            let child = |next: &BlockEvent| next.parent == event.key && in_tree(next);
+            let next = events.get(at + 1).is_some_and(child);
+            // Mostly its child comes next, or it has none.
+            if manager.ways_after(event.block) <= usize::from(next) {
                 continue;
             }
             let last = last.get_or_insert_with(|| {

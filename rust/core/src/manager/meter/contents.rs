@@ -54,11 +54,11 @@ impl Manager {
         found
     }
 
-    /// Whether a block has one child, or none.
+    /// Number of children of a block, at most 2.
     #[must_use]
-    pub fn has_one_way(&self, block: Handle) -> bool {
+    pub fn ways_after(&self, block: Handle) -> usize {
         let block = self.trie().resolve(block);
-        block.is_none_or(|block| self.trie().children(block).nth(1).is_none())
+        block.map_or(0, |block| self.trie().children(block).take(2).count())
     }
 
     /// The event that would store a copy now, if there is one.
