@@ -308,6 +308,9 @@ def test_malformed_requests_are_counted_and_others_answered():
         dealer.connect(publisher.replay)
         for request in ([b""], [b"", b"7"], [b"", b"\0" * 8, b"more"], [b"x" * 100_000, b"\0" * 9]):
             dealer.send_multipart(request)
+        with context.socket(zmq.DEALER) as hostile:
+            hostile.connect(publisher.replay)
+            hostile.send_multipart([b"", b"\0" * (2 << 20)])  # its connection is cut
         dealer.send_multipart([b"", b"\xff" * 8])
         assert dealer.poll(10_000)
         assert dealer.recv_multipart()[2] == END
@@ -483,3 +486,18 @@ def test_each_reader_that_joins_an_idle_publisher_sees_a_batch():
             assert msgspec.msgpack.decode(payload)[1:] == [[], 3]
             publisher.pump()
             assert publisher.counts.batches == before + reader
+
+
+def test_what_readers_send_does_not_wait_in_a_busy_publisher():
+    manager = manager_of()
+    with publisher_of(manager) as publisher, zmq.Context() as context:
+        for now in range(1, 4):
+            with context.socket(zmq.SUB) as stream:
+                stream.connect(publisher.endpoint)
+                stream.subscribe(b"")
+                assert publisher._socket.poll(10_000)
+                commit(manager, [now] * SIZE, now)
+                sent = publisher.counts.batches
+                publisher.pump()
+                assert publisher.counts.batches == sent + 1
+                assert not publisher._socket.poll(0)

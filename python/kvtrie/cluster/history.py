@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from kvtrie.errors import ClosedError
+from kvtrie.errors import KvtrieError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +24,7 @@ END = (-1).to_bytes(8, "big", signed=True)
 """Number of the message that ends an answer."""
 
 _SEND_MS = 1000
+_MOST_WAITING = 100  # requests that closing answers
 _FRAMES = 3  # of a request: who asks, a delimiter, the first number
 _NUMBER_BYTES = 8
 
@@ -117,7 +118,9 @@ class HistoryServer:
                 if self._router in ready:
                     self._answer(self._router.recv_multipart())
             # Dynamo's services wait for an answer for ever.
-            while self._router.poll(0):
+            for _ in range(_MOST_WAITING):
+                if not self._router.poll(0):
+                    break
                 self._answer(self._router.recv_multipart())
         finally:
             end.close(linger=0)
@@ -130,7 +133,7 @@ class HistoryServer:
         who, _, first = frames
         try:
             batches = self._batches_from(int.from_bytes(first, "big"))
-        except ClosedError:  # of the manager: there is nothing to know any more
+        except KvtrieError:  # the manager is closed or broken: there is nothing to know any more
             batches = []
         try:
             for number, payload in batches:

@@ -11,7 +11,6 @@ manager did not have then, complete, and after all moves it knows each. Cost: on
 
 from __future__ import annotations
 
-import contextlib
 import struct
 import threading
 import time
@@ -38,6 +37,7 @@ MEDIUMS = {"gpu": "GPU", "host": "CPU", "disk": "STORAGE"}
 _MOST_RANK = 2**32 - 1
 _MOST_RING = 10**7
 _LINGER_MS = 200
+_MOST_JOINED = 100
 
 
 class PublisherCounts(NamedTuple):
@@ -159,11 +159,12 @@ class Publisher:
             events, contents, counts, lost = self._batches.take(time.time(), contents=False)
             self._count(counts)
             self._lost += lost
+            joined = self._joined()
             if contents is not None:
                 self._send_contents(contents)
             elif events is not None:
                 self._send(events)
-            elif self._joined():
+            elif joined:
                 at, rank = struct.pack(">d", time.time()), struct.pack(">I", self._rank)
                 self._send(b"\x93\xcb" + at + b"\x90\xce" + rank)  # [time, [], rank]
 
@@ -209,11 +210,15 @@ class Publisher:
         return f"Publisher({self.endpoint!r}, replay={self.replay!r})"
 
     def _joined(self) -> bool:
-        """Whether readers subscribed since the last call: an empty batch shows them the gap."""
+        """Whether readers subscribed since the last call: an empty batch shows them the gap.
+
+        At most `_MOST_JOINED` of what they sent is read, so that none of them keeps the engine.
+        """
         found = False
-        with contextlib.suppress(zmq.Again):
-            while True:
-                found |= self._socket.recv(zmq.NOBLOCK)[:1] == b"\x01"
+        for _ in range(_MOST_JOINED):
+            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                break
+            found |= self._socket.recv(zmq.NOBLOCK)[:1] == b"\x01"
         return found
 
     def _publish_contents(self) -> None:

@@ -19,6 +19,7 @@ __all__ = ["bound"]
 _TCP = re.compile(r"tcp://(\*|\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):(\d{1,5}|\*)")
 _IPC = re.compile(r"ipc://[^\0]+")
 _MOST_PORT = 65535
+_MOST_READ = 1 << 20  # bytes of a frame of a reader; one that sends more is cut off
 
 
 def bound(
@@ -51,6 +52,7 @@ def bound(
         raise ConfigError(f"{name} is {shown(address)}, tcp://HOST:PORT or ipc://PATH wanted")
     socket = context.socket(kind)
     try:
+        socket.setsockopt(zmq.MAXMSGSIZE, _MOST_READ)
         if tcp is not None and ":" in tcp[1]:
             socket.setsockopt(zmq.IPV6, 1)
         socket.bind(address)
