@@ -1,6 +1,6 @@
 """Two versions of kvtrie in one run: the work tree and a git revision, row by row, as ratios.
 
-    make bench-against REF=v0.1.0 ARGS="--rounds 9 --json"
+    make bench-against REF=v0.2.0 ARGS="--rounds 9 --json"
 
 Each version is built as a separate wheel, without a profile, below `target/against`, where a
 second run finds what is built. In every round both play the same driver, one directly after the

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that wants a CUDA device, in at most eight minutes, from one wheel and this checkout:
 #
-#     benches/gpu/run.sh dist/kvtrie-0.1.0-cp311-abi3-linux_x86_64.whl
+#     benches/gpu/run.sh dist/kvtrie-0.2.0-cp311-abi3-linux_x86_64.whl
 #
 # Needs a python3 (or $PYTHON) with torch 2.11 or newer, cuda-core, transformers, rich, matplotlib,
 # pytest, pytest-timeout, pytest-benchmark and hypothesis; fetches nothing. The kernels are compiled
