@@ -7,9 +7,11 @@ import platform
 
 import pytest
 
-from kvtrie.cli import control, doctor, main
-from kvtrie.cli.doctor import Check, checks
+from kvtrie.cli import control, doctor, doctor_disk, doctor_memory, main
+from kvtrie.cli.doctor import checks
+from kvtrie.cli.doctor_check import Check
 from kvtrie.errors import ConfigError
+from kvtrie.settings.tier import Tier
 from kvtrie.tiers.remote.folder import FolderStore
 from kvtrie.tiers.remote.protocol import Result
 
@@ -24,12 +26,15 @@ def machine(monkeypatch):
         values = {
             "free_memory": 40 * GB, "all_memory": 64 * GB, "locked_limit": None,
             "nvidia_driver": "570.86", "all_disk": 32 * GB, "free_disk": 500 * GB,
-            "file_system": "ext4", "direct_io": "", "io_uring": "",
+            "file_system": "ext4", "direct_io": "", "io_uring": "", "clock_source": "tsc",
+            "cpu_features": frozenset({"sse2", "avx2"}),
         } | found  # fmt: skip
         versions = {"torch": "2.13.0", "vllm": "0.32.1+cpu"} | values.pop("versions", {})
         monkeypatch.setattr(doctor, "_version", versions.get)
         for name, value in values.items():
-            monkeypatch.setattr(doctor, name, answers(value))
+            for module in (doctor, doctor_disk, doctor_memory):
+                if name in vars(module):
+                    monkeypatch.setattr(module, name, answers(value))
 
     return set_machine
 
@@ -79,6 +84,14 @@ def test_a_sound_machine_has_no_warning_and_exit_status_0(machine, tmp_path, cap
         ({"all_disk": ConfigError("no folder")}, "shared memory", "error", "no folder", "mount"),
         ({"file_system": "tmpfs"}, "disk", "warning", "on tmpfs, which is memory", "local disk"),
         ({"file_system": "nfs4"}, "disk", "warning", "on nfs4, a network", "local disk"),
+        ({"file_system": "lustre"}, "disk", "warning", "on lustre, a network", "local disk"),
+        ({"file_system": "fuse.s3fs"}, "disk", "warning", "fuse.s3fs, a network", "local disk"),
+        ({"file_system": "fuse.x"}, "disk", "warning", "fuse.x, which a program", "local disk"),
+        ({"file_system": "overlay"}, "disk", "warning", "removed with its container", "volume"),
+        ({"cpu_features": frozenset({"sse2"})}, "CPU", "warning", "no avx2 or asimd", "host's CPU"),
+        ({"cpu_features": frozenset()}, "CPU", "ok", "unknown", ""),
+        ({"clock_source": "hpet"}, "clock source", "warning", "hpet: each reading", "=tsc"),
+        ({"clock_source": ""}, "clock source", "ok", "unknown", ""),
         ({"free_disk": 10**8}, "disk space", "error", "0.1 GB free", "another folder"),
         ({"free_disk": ConfigError("gone")}, "disk space", "error", "gone", "chown"),
         ({"direct_io": "no direct"}, "O_DIRECT", "warning", "page cache", "ext4/xfs"),
@@ -93,6 +106,78 @@ def test_each_fault_has_its_line(machine, tmp_path, change, name, state, message
     assert message in check.found
     assert fix in check.fix
     assert bool(check.fix) == (state != "ok")
+
+
+def config(tmp_path, host="8GB", keep=None, disk="200GB"):
+    """A server's `--kv-transfer-config`."""
+    tiers = [{"kind": "host", "bytes": host, **({"keep": keep} if keep else {})}]
+    tiers.append({"kind": "disk", "bytes": disk, "path": str(tmp_path / "kv")})
+    extra = {"tiers": tiers}
+    return json.dumps({"kv_connector": "KvtrieConnector", "kv_connector_extra_config": extra})
+
+
+SHM = "/dev/shm"  # noqa: S108 - a name; no test opens a file there
+KEEP = f"{SHM}/kv"
+
+
+@pytest.mark.parametrize(
+    ("change", "server", "name", "state", "message", "fix"),
+    [
+        ({}, {}, "host tier", "ok", "8.0 GB of 64.0 GB", ""),
+        ({"all_memory": 12 * GB}, {}, "host tier", "warning", "leaves 3.2 GB", "limit of 12.8 GB"),
+        ({"all_memory": 8 * GB}, {}, "host tier", "error", "up to 8.8 GB", "resources.limits"),
+        ({"all_memory": 0}, {}, "host tier", "ok", "8.0 GB of 0.0 GB", ""),
+        ({"locked_limit": 8 * GB}, {}, "locked memory", "warning", "below the 8.8 GB", "memlock"),
+        ({"locked_limit": 9 * GB}, {}, "locked memory", "ok", "8583 MiB", ""),
+        ({"file_system": "tmpfs"}, {"keep": KEEP}, "keep", "ok", "tmpfs of 32.0 GB", ""),
+        (
+            {"file_system": "tmpfs", "all_disk": 8 * GB}, {"keep": KEEP},
+            "keep", "error", "of 8.0 GB, the host tier takes up to 8.8 GB", "sizeLimit",
+        ),
+        ({}, {"keep": "/kept"}, "keep", "error", "on ext4, which is no memory", SHM),
+        (
+            {"file_system": "tmpfs", "all_disk": ConfigError("gone")}, {"keep": KEEP},
+            "keep", "error", "gone", SHM,
+        ),
+        ({}, {"disk": "600GB"}, "disk space", "error", "500.0 GB free", "smaller disk tier"),
+        ({}, {}, "disk", "ok", "on ext4", ""),
+    ],
+)  # fmt: skip
+def test_a_machine_is_compared_with_the_sizes_of_a_server(
+    machine, tmp_path, capsys, change, server, name, state, message, fix
+):
+    machine(**change)
+    options = ["--engine", "vllm", "--kv-transfer-config", config(tmp_path, **server), "--json"]
+    assert main(["doctor", *options]) == (state == "error")
+    (check,) = [Check(**row) for row in json.loads(capsys.readouterr().out) if row["name"] == name]
+    assert check.state == state
+    assert message in check.found
+    assert fix in check.fix
+    assert bool(check.fix) == (state != "ok")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("{", "--kv-transfer-config is no JSON"),
+        ("[]", "has the kv_connector [], 'KvtrieConnector' wanted"),
+        ('{"kv_connector": "P2pNcclConnector"}', "'P2pNcclConnector', 'KvtrieConnector' wanted"),
+        (
+            '{"kv_connector": "KvtrieConnector", "kv_connector_extra_config": {"tier": []}}',
+            "has no 'tier'",
+        ),
+    ],
+)
+def test_settings_that_a_server_refuses_are_refused_in_one_line(capsys, given, message):
+    assert main(["doctor", "--kv-transfer-config", given]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_a_host_tier_in_blocks_has_no_bytes_to_compare(machine):
+    machine()
+    tier = Tier("host", blocks=9)
+    assert "host tier" not in {check.name for check in checks("vllm", tiers=[tier])}
 
 
 def test_an_error_is_exit_status_1_and_json_has_every_line(machine, capsys):

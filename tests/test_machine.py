@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from kvtrie.settings.machine import direct_io, file_system, io_uring, locked_limit, nvidia_driver
+from kvtrie.settings.machine import (
+    clock_source,
+    cpu_features,
+    direct_io,
+    file_system,
+    io_uring,
+    locked_limit,
+    nvidia_driver,
+)
 
 MOUNTS = """\
 22 1 259:2 / / rw,relatime shared:1 - ext4 /dev/root rw
@@ -38,7 +46,26 @@ def test_a_folder_has_the_file_system_of_the_mount_above_it(tmp_path, folder, ki
 def test_what_a_system_does_not_report_is_empty(tmp_path):
     assert file_system("/", tmp_path) == ""
     assert file_system("/")
-    assert nvidia_driver(tmp_path) == ""
+    assert nvidia_driver(tmp_path) == clock_source(tmp_path) == ""
+    assert not cpu_features(tmp_path)
+
+
+@pytest.mark.parametrize("row", ["flags\t\t: fpu sse2 avx2", "Features\t: avx2 sse2"])
+def test_the_features_of_the_first_cpu_are_reported(tmp_path, row):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(
+        f"processor\t: 0\n{row}\n\nprocessor\t: 1\nflags\t: fpu\n"
+    )
+    assert {"sse2", "avx2"} <= cpu_features(tmp_path)
+    (tmp_path / "proc/cpuinfo").write_text("processor\t: 0\n")
+    assert not cpu_features(tmp_path)
+
+
+def test_the_clock_source(tmp_path):
+    file = tmp_path / "sys/devices/system/clocksource/clocksource0/current_clocksource"
+    file.parent.mkdir(parents=True)
+    file.write_text("kvm-clock\n")
+    assert clock_source(tmp_path) == "kvm-clock"
 
 
 def test_the_version_of_the_driver(tmp_path):

@@ -1,8 +1,9 @@
 """`kvtrie doctor`: whether a machine and its packages can run a server with kvtrie.
 
 Each check is one line: `ok`, `warning` or `error`, and for the last two the command that fixes it.
-Invariant: nothing is changed; a file that tests direct writes is removed, and so are the blocks
-that test a shared store. Cost: milliseconds; no engine is imported.
+Invariant: a file that tests direct writes is removed, and so are the blocks that test a shared
+store; the folder of a server's disk tier is made if it is not there. Cost: milliseconds; no engine
+is imported.
 """
 
 from __future__ import annotations
@@ -11,36 +12,32 @@ import json
 import platform
 import re
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from kvtrie.cli.doctor_check import Check
+from kvtrie.cli.doctor_disk import disk_checks
+from kvtrie.cli.doctor_memory import memory_checks
 from kvtrie.errors import ConfigError, KvtrieError
 from kvtrie.settings.argument import folder as read_folder
-from kvtrie.settings.machine import (
-    IN_MEMORY,
-    ON_NETWORK,
-    direct_io,
-    file_system,
-    io_uring,
-    locked_limit,
-    nvidia_driver,
-)
-from kvtrie.settings.sizes import all_disk, all_memory, free_disk, free_memory
+from kvtrie.settings.argument import shown
+from kvtrie.settings.machine import clock_source, cpu_features, nvidia_driver
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["COMMAND", "ENGINES", "Check", "checks"]
+    from kvtrie.settings.tier import Tier
+
+__all__ = ["COMMAND", "ENGINES", "checks"]
 
 _OLDEST_PYTHON = (3, 11)
 _OLDEST_TORCH = (2, 10)
-_SHARE = 4  # a quarter of free memory is the default host tier
-_LEAST_SHM = 1 << 30
-_LEAST_DISK = 10**9
-_GB = 10**9
+_FAST_HASH = ("avx2", "asimd")  # by which keys of blocks are hashed
+_FAST_CLOCKS = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter")
+_CONNECTOR = "KvtrieConnector"
 _FAILED = 1
 _ABSENT = "not installed"
 
@@ -51,25 +48,11 @@ ENGINES = {
 """Of each engine: the oldest supported version, the tested one, the newest checked one, pip's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A result of one check.
-
-    Attributes:
-        state: "ok", "warning" or "error".
-        name: the property.
-        found: its value here.
-        fix: the command that changes it; "" if nothing has to.
-    """
-
-    state: Literal["ok", "warning", "error"]
-    name: str
-    found: str
-    fix: str = ""
-
-
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--disk", metavar="PATH", help="check the folder of a disk tier too")
+    parser.add_argument(
+        "--kv-transfer-config", metavar="JSON", help="compare with the sizes of a vLLM server too"
+    )
     parser.add_argument("--remote", metavar="URL", help="write to and read from a shared store too")
     parser.add_argument("--control", metavar="SOCKET", help="failed writes of a running server too")
     parser.add_argument("--engine", choices=tuple(ENGINES), help="an engine that has to be there")
@@ -79,7 +62,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(given: argparse.Namespace) -> int:
     disk = None if given.disk is None else Path(read_folder("--disk", given.disk))
-    found = list(checks(given.engine, disk))
+    config = given.kv_transfer_config
+    found = list(checks(given.engine, disk, () if config is None else _tiers(config)))
     if given.remote is not None:
         found += _remote(given.remote)
     if given.control is not None:
@@ -94,12 +78,35 @@ def _run(given: argparse.Namespace) -> int:
     return _FAILED if any(check.state == "error" for check in found) else 0
 
 
-def checks(engine: str | None = None, disk: Path | None = None) -> Iterator[Check]:
+def _tiers(config: str) -> Sequence[Tier]:
+    """The tiers of a server, in `--kv-transfer-config` as vLLM takes it.
+
+    Raises:
+        ConfigError: no JSON object, another connector, or settings that a server would refuse.
+    """
+    from kvtrie.engines.vllm.settings import Settings
+
+    try:
+        read = json.loads(config)
+    except ValueError as error:
+        raise ConfigError(f"--kv-transfer-config is no JSON: {error}") from error
+    connector = read.get("kv_connector") if isinstance(read, dict) else read
+    if connector != _CONNECTOR:
+        raise ConfigError(
+            f"--kv-transfer-config has the kv_connector {shown(connector)}, {_CONNECTOR!r} wanted"
+        )
+    return Settings.read(read.get("kv_connector_extra_config")).tiers or ()
+
+
+def checks(
+    engine: str | None = None, disk: Path | None = None, tiers: Sequence[Tier] = ()
+) -> Iterator[Check]:
     """Yield the checks of this machine.
 
     Args:
         engine: the engine that has to be installed; None takes those that are.
-        disk: the folder of a disk tier.
+        disk: the folder of a disk tier; None takes that of `tiers`.
+        tiers: the tiers of a server, with which limits and room are compared.
     """
     yield _python()
     yield _torch()
@@ -108,11 +115,16 @@ def checks(engine: str | None = None, disk: Path | None = None) -> Iterator[Chec
         if check is not None:
             yield check
     yield _driver()
-    yield _memory()
-    yield _locked()
-    yield _shared()
+    yield _features()
+    yield _clock()
+    of_kind = {tier.kind: tier for tier in tiers}
+    yield from memory_checks(of_kind.get("host"))
+    tier = of_kind.get("disk")
+    if disk is None and tier is not None:
+        disk = Path(str(tier.path))
     if disk is not None:
-        yield from _disk(disk)
+        size = None if tier is None or tier.bytes is None else int(tier.bytes)
+        yield from disk_checks(disk, size)
 
 
 def _python() -> Check:
@@ -153,61 +165,21 @@ def _driver() -> Check:
     return Check("ok", "NVIDIA driver", found or "none, so kvtrie uses the CPU")
 
 
-def _memory() -> Check:
-    try:
-        free, there = free_memory(), all_memory()
-    except ConfigError as error:
-        return Check("warning", "free memory", str(error), "give --host in bytes")
-    text = f"{_gb(free)} of {_gb(there)} that the machine or its control group has"
-    text += f"; the default host tier is {_gb(free // _SHARE)}"
-    if free < _GB:
-        fix = "docker run --memory, systemd MemoryMax= or end other programs"
-        return Check("error", "free memory", text, fix)
-    return Check("ok", "free memory", text)
+def _features() -> Check:
+    found = cpu_features()
+    fast = [name for name in _FAST_HASH if name in found]
+    if found and not fast:
+        text = f"no {' or '.join(_FAST_HASH)}: keys of blocks are hashed more slowly"
+        return Check("warning", "CPU", text, "a virtual machine with its host's CPU model")
+    return Check("ok", "CPU", ", ".join(fast) or "features unknown")
 
 
-def _locked() -> Check:
-    limit = locked_limit()
-    if limit is None:
-        return Check("ok", "locked memory", "no limit")
-    text = f"limit {limit / (1 << 20):.0f} MiB"
-    if not nvidia_driver():
-        return Check("ok", "locked memory", f"{text}; only a GPU needs more")
-    if limit < all_memory() // _SHARE:
-        fix = "ulimit -l unlimited (docker run --ulimit memlock=-1, systemd LimitMEMLOCK=infinity)"
-        return Check("warning", "locked memory", f"{text}, below a quarter of the memory", fix)
-    return Check("ok", "locked memory", text)
-
-
-def _shared() -> Check:
-    folder = "/dev/shm"  # noqa: S108 - the kernel's name of shared memory
-    try:
-        size = all_disk(folder)
-    except ConfigError as error:
-        return Check("error", "shared memory", str(error), f"mount -t tmpfs tmpfs {folder}")
-    if size < _LEAST_SHM:
-        fix = "docker run --shm-size=8g (or --ipc=host)"
-        return Check("warning", "shared memory", f"{folder}: {size >> 20} MiB, 1 GiB wanted", fix)
-    return Check("ok", "shared memory", f"{folder}: {_gb(size)}")
-
-
-def _disk(disk: Path) -> Iterator[Check]:
-    """The folder of a disk tier: its file system, room, direct writes and the kernel's queue."""
-    kind = file_system(disk) or "unknown"
-    if kind in IN_MEMORY:
-        yield Check("warning", "disk", f"{disk} is on {kind}, which is memory", "use a local disk")
-    elif kind in ON_NETWORK:
-        yield Check("warning", "disk", f"{disk} is on {kind}, a network", "use a local disk")
-    else:
-        yield Check("ok", "disk", f"{disk} is on {kind}")
-    yield _guarded("disk space", lambda: _space(disk))
-    yield _guarded("O_DIRECT", lambda: _direct(disk))
-    refused = io_uring()
-    if refused:
-        fix = "sysctl kernel.io_uring_disabled=0 (docker run --security-opt seccomp=unconfined)"
-        yield Check("warning", "io_uring", f"{refused}: threads are used, which are slower", fix)
-    else:
-        yield Check("ok", "io_uring", "available")
+def _clock() -> Check:
+    source = clock_source()
+    if source and source not in _FAST_CLOCKS:
+        text = f"{source}: each reading of the time is a system call"
+        return Check("warning", "clock source", text, "clocksource=tsc for the kernel")
+    return Check("ok", "clock source", source or "unknown")
 
 
 def _remote(url: str) -> list[Check]:
@@ -244,32 +216,6 @@ def _server(socket: str) -> list[Check]:
     return found or [Check("ok", "server", "no move into a tier has failed")]
 
 
-def _space(disk: Path) -> Check:
-    free = free_disk(disk)
-    if free < _LEAST_DISK:
-        return Check("error", "disk space", f"{_gb(free)} free", "give --disk another folder")
-    return Check("ok", "disk space", f"{_gb(free)} free or taken by kvtrie")
-
-
-def _direct(disk: Path) -> Check:
-    there = disk.absolute()
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    refused = direct_io(there)
-    if refused:
-        return Check("warning", "O_DIRECT", f"{refused}: writes use the page cache", "use ext4/xfs")
-    return Check("ok", "O_DIRECT", "available")
-
-
-def _guarded(name: str, check: Callable[[], Check]) -> Check:
-    """A check of a folder that may not be readable or writable."""
-    try:
-        return check()
-    except (ConfigError, OSError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        return Check("error", name, str(why), "chown or chmod the folder, or choose another one")
-
-
 def _version(package: str) -> str | None:
     try:
         return version(package)
@@ -280,10 +226,6 @@ def _version(package: str) -> str | None:
 def _numbers(text: str) -> tuple[int, ...]:
     """The numbers of a version before its first letter."""
     return tuple(map(int, re.findall(r"\d+", re.split(r"[^\d.]", text, maxsplit=1)[0])))
-
-
-def _gb(size: int) -> str:
-    return f"{size / _GB:.1f} GB"
 
 
 COMMAND = ("check that this machine can run a server with kvtrie", _arguments)

@@ -17,6 +17,9 @@ from pathlib import Path
 __all__ = [
     "IN_MEMORY",
     "ON_NETWORK",
+    "OVERLAYS",
+    "clock_source",
+    "cpu_features",
     "direct_io",
     "file_system",
     "io_uring",
@@ -26,8 +29,29 @@ __all__ = [
 
 IN_MEMORY = ("tmpfs", "ramfs")
 """Types of file systems whose files are in memory."""
-ON_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse.sshfs")
+ON_NETWORK = (
+    "9p",
+    "afs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "gfs2",
+    "glusterfs",
+    "gpfs",
+    "lustre",
+    "nfs",
+    "nfs4",
+    "ocfs2",
+    "orangefs",
+    "smb3",
+    "smbfs",
+    "wekafs",
+    *(f"fuse.{name}" for name in ("ceph", "gcsfuse", "glusterfs", "juicefs", "mount-s3")),
+    *(f"fuse.{name}" for name in ("mountpoint-s3", "rclone", "s3fs", "seaweedfs", "sshfs")),
+)
 """Types of file systems whose files are on another machine."""
+OVERLAYS = ("aufs", "overlay", "fuse.fuse-overlayfs")
+"""Types of file systems whose files are removed with the container that writes them."""
 
 _SETUP = 425  # the number of the call io_uring_setup, on every architecture
 _PARAMETERS = 120  # bytes of its struct io_uring_params
@@ -54,6 +78,28 @@ def file_system(folder: str | Path, root: Path = Path("/")) -> str:
         if len(mount) >= best and there.is_relative_to(mount):
             best, kind = len(mount), rest.split(" ")[0]
     return kind
+
+
+def cpu_features(root: Path = Path("/")) -> frozenset[str]:
+    """Return the features of the CPU by the kernel's names; empty if it does not report them."""
+    try:
+        text = (root / "proc/cpuinfo").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return frozenset()
+    for row in text.splitlines():
+        name, _, values = row.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(values.split())
+    return frozenset()
+
+
+def clock_source(root: Path = Path("/")) -> str:
+    """Return the kernel's source of time, as "tsc" or "hpet"; "" if it does not report one."""
+    file = root / "sys/devices/system/clocksource/clocksource0/current_clocksource"
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def locked_limit() -> int | None:
