@@ -160,7 +160,8 @@ def test_a_machine_is_compared_with_the_sizes_of_a_server(
     ("given", "message"),
     [
         ("{", "--kv-transfer-config is no JSON"),
-        ("[]", "has the kv_connector [], 'KvtrieConnector' wanted"),
+        ("[]", "--kv-transfer-config"),
+        ("{}", "has the kv_connector None, 'KvtrieConnector' wanted"),
         ('{"kv_connector": "P2pNcclConnector"}', "'P2pNcclConnector', 'KvtrieConnector' wanted"),
         (
             '{"kv_connector": "KvtrieConnector", "kv_connector_extra_config": {"tier": []}}',

@@ -12,17 +12,18 @@ import json
 import platform
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from kvtrie.cli.doctor_check import Check
 from kvtrie.cli.doctor_disk import disk_checks
 from kvtrie.cli.doctor_memory import memory_checks
 from kvtrie.errors import ConfigError, KvtrieError
 from kvtrie.settings.argument import folder as read_folder
-from kvtrie.settings.argument import shown
+from kvtrie.settings.argument import instance, shown
 from kvtrie.settings.machine import clock_source, cpu_features, nvidia_driver
 
 if TYPE_CHECKING:
@@ -87,15 +88,17 @@ def _tiers(config: str) -> Sequence[Tier]:
     from kvtrie.engines.vllm.settings import Settings
 
     try:
-        read = json.loads(config)
+        read: object = json.loads(config)
     except ValueError as error:
         raise ConfigError(f"--kv-transfer-config is no JSON: {error}") from error
-    connector = read.get("kv_connector") if isinstance(read, dict) else read
+    instance("--kv-transfer-config", read, Mapping)
+    fields = cast("Mapping[str, Any]", read)
+    connector = fields.get("kv_connector")
     if connector != _CONNECTOR:
         raise ConfigError(
             f"--kv-transfer-config has the kv_connector {shown(connector)}, {_CONNECTOR!r} wanted"
         )
-    return Settings.read(read.get("kv_connector_extra_config")).tiers or ()
+    return Settings.read(fields.get("kv_connector_extra_config")).tiers or ()
 
 
 def checks(
