@@ -30,6 +30,7 @@ MOST_RANGES = 64
 """Ranges that are read of one request."""
 
 _KEYS = ("session", "end", "retain", "why")
+_SIGNED = ("tenant", "tenant_mac")  # by the front end, for `tenant.py`
 _RANGE = ("start", "end", "priority", "ttl_s")
 _NORMAL, _HIGHEST = 35, 100
 _LONGEST_NAME = 256  # bytes: a manager keeps the names of sessions
@@ -80,7 +81,11 @@ def read_hints(params: object, session: object = None) -> RequestHints:
     """
     strange: list[str] = []
     given = _section(params, strange)
-    strange += [f"it has no {shown(key)}: {', '.join(_KEYS)}" for key in given if key not in _KEYS]
+    strange += [
+        f"it has no {shown(key)}: {', '.join(_KEYS)}"
+        for key in given
+        if key not in (*_KEYS, *_SIGNED)
+    ]
     named = given.get("session")
     if named is None or named == "":
         named = session
