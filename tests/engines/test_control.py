@@ -107,6 +107,26 @@ def test_commands_wait_for_the_next_step(served):
     assert (counts["waiting"], counts["applied"], counts["failed"]) == (0, 5, 0)
 
 
+def test_what_an_owner_retains_leaves_what_the_session_retains():
+    engine = make_engine()
+    manager, text = engine.manager, list(range(48))
+    manager.mark(text, 1, present=True, now=1)
+
+    def keep(now, **more):
+        engine.commands.put(read_command("retain", {"tokens": text, **more}))
+        engine.commands.apply(manager, "", now)
+        [first, *_] = manager.lookup(text, now=now, keep=0).blocks
+        return manager.explain(first.block, now=now, tier="host").priority
+
+    assert keep(1, retain=[{"priority": 60}]) == 60
+    assert keep(2, retain=[{"priority": 50, "ttl_s": 5}], owner="tools") == 60
+    assert keep(3, retain=[{"priority": 40}]) == 50
+    with pytest.raises(ConfigError, match="owner has 257 bytes"):
+        keep(4, owner="x" * 257)
+    with pytest.raises(ConfigError, match="release has no 'owner'"):
+        read_command("release", {"session": "a", "owner": "b"})
+
+
 def test_at_most_64_commands_are_applied_per_step_and_1024_wait(served):
     engine, control = served
     for _ in range(1024):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
 
-from kvtrie.engines.server.request_hints import FAR, RetainedRange, read_ranges
+from kvtrie.engines.server.request_hints import FAR, RetainedRange, read_ranges, session_name
 from kvtrie.errors import ConfigError, KvtrieError
 from kvtrie.settings.argument import few, shown, text, word
 from kvtrie.settings.hint import Prefetch, Release, Retain
@@ -51,6 +51,7 @@ class Command:
         tokens: the path that it is about; None with a session.
         salt: the `cache_salt` of the requests whose blocks are meant.
         ranges: what `retain` keeps.
+        owner: the author of the ranges; None is the session.
     """
 
     kind: Kind
@@ -58,10 +59,13 @@ class Command:
     tokens: NDArray[np.uint32] | None
     salt: str
     ranges: tuple[RetainedRange, ...] = ()
+    owner: str | None = None
 
 
 def read_command(kind: str, body: object) -> Command:
-    """Check a command: `{"session": ...}` or `{"tokens": [...]}`, with `cache_salt` and `retain`.
+    """Check a command: `{"session": ...}` or `{"tokens": [...]}`, with `cache_salt`.
+
+    `retain` has `retain` and `owner` as well.
 
     Args:
         kind: its name.
@@ -75,7 +79,8 @@ def read_command(kind: str, body: object) -> Command:
     if not isinstance(body, Mapping):
         raise ConfigError(f"the body is {shown(body)}, an object wanted")
     given = cast("Mapping[str, Any]", body)
-    fields = ("session", "tokens", "cache_salt", *(("retain",) if kind == "retain" else ()))
+    more = ("retain", "owner") if kind == "retain" else ()
+    fields = ("session", "tokens", "cache_salt", *more)
     if strange := [shown(key) for key in given if key not in fields]:
         raise ConfigError(f"{kind} has no {', '.join(strange)}: {', '.join(fields)}")
     named = [name for name in ("session", "tokens") if given.get(name) is not None]
@@ -89,7 +94,8 @@ def read_command(kind: str, body: object) -> Command:
         ranges = read_ranges(given["retain"])
     salt = text("cache_salt", given.get("cache_salt") or "")
     tokens = None if session is not None else _tokens(given["tokens"])
-    return Command(kind, session, tokens, salt, ranges if kind == "retain" else ())
+    owner = None if given.get("owner") is None else session_name("owner", given["owner"])
+    return Command(kind, session, tokens, salt, ranges if kind == "retain" else (), owner)
 
 
 def _tokens(given: object) -> NDArray[np.uint32]:
@@ -191,7 +197,12 @@ def _apply(manager: BlockManager, command: Command, scope: Scope, now: int) -> N
         for each in command.ranges:
             end = None if each.last == FAR else each.last
             hint = Retain(
-                priority=each.priority, start=each.start, end=end, ttl=each.ttl_ns, **about
+                owner=command.owner,
+                priority=each.priority,
+                start=each.start,
+                end=end,
+                ttl=each.ttl_ns,
+                **about,
             )
             manager.hint([hint], now=now)
     elif command.tokens is not None:
