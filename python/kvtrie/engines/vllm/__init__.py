@@ -12,6 +12,7 @@ connector --> scheduler --> matching, admission --> misses      decisions about 
     +--> weights --> held_adapters, layout_check, start_options --> excluded      stored KV's name
 disk_tier --> offloading --> board      vLLM's own offloading with our disk below
 version_check --> surface
+middleware --> asgi      hints out of HTTP requests, in the process of the HTTP server
 ```
 
 In the scheduler's process (`scheduler`) it has the manager and decides; in each worker's (`worker`)

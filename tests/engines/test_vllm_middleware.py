@@ -1,0 +1,335 @@
+"""The middleware of agents' clients over an application that plays vLLM's server."""
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.any_input import changed
+
+from kvtrie.engines.server.commands import read_command
+from kvtrie.engines.server.request_hints import read_hints
+from kvtrie.engines.vllm import middleware
+from kvtrie.engines.vllm.middleware import AgentHints
+
+RECORDED = json.loads((Path(__file__).parent / "client_requests.json").read_text())
+BODIES = [json.loads(one["body"]) for one in RECORDED]
+EPHEMERAL = {"type": "ephemeral"}
+CHAT = "/v1/chat/completions"
+
+
+def characters(shown):
+    """The length of a rendered prompt: a token per character of text."""
+    if isinstance(shown, dict):
+        return sum(
+            characters(shown.get(name)) for name in ("system", "messages", "content", "text")
+        )
+    if isinstance(shown, list):
+        return sum(map(characters, shown))
+    return len(shown) if isinstance(shown, str) else 0
+
+
+class Application:
+    """A server that keeps what it reads; a rendered prompt has a token per character of text."""
+
+    def __init__(self, status=200, said=("data: 1\n", "data: 2\n")):
+        self.read, self.rendered, self.status, self.said = [], [], status, said
+
+    async def __call__(self, scope, receive, send):
+        messages = [await receive()]
+        while messages[-1].get("more_body"):
+            messages.append(await receive())
+        content = b"".join(each.get("body", b"") for each in messages)
+        if scope.get("path", "").endswith("/render"):
+            self.rendered.append(json.loads(content))
+            tokens = json.dumps({"token_ids": [7] * characters(self.rendered[-1])})
+            parts = [tokens[:9], tokens[9:]]
+        else:
+            self.read.append((scope, messages, content))
+            parts = self.said
+        await send({"type": "http.response.start", "status": self.status, "headers": []})
+        await send({"type": "http.response.body", "body": parts[0].encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": parts[1].encode()})
+
+
+def post(hints, content, path=CHAT, headers=(), parts=1, **more):
+    """Send a body in parts; return the messages of the answer."""
+    size = len(content) // parts + 1
+    cuts = [content[at : at + size] for at in range(0, len(content), size)] or [b""]
+    sent = [
+        {"type": "http.request", "body": each, "more_body": at < len(cuts)}
+        for at, each in enumerate(cuts, 1)
+    ]
+    sent.append({"type": "http.disconnect"})
+    named = [(b"Content-Length", str(len(content)).encode()), *headers]
+    scope = {"type": "http", "method": "POST", "path": path, "headers": named, **more}
+    answer = []
+
+    async def receive():
+        return sent.pop(0)
+
+    async def send(message):
+        answer.append(message)
+
+    async def serve():
+        await hints(scope, receive, send)
+        await asyncio.gather(*getattr(hints, "_tasks", ()))
+
+    asyncio.run(serve())
+    return answer
+
+
+def served(body, **more):
+    """The body that a server reads, and the server."""
+    app = Application()
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = post(AgentHints(app), content, **more)
+    assert [each.get("body") for each in answer] == [None, b"data: 1\n", b"data: 2\n"]
+    [(scope, _, read)] = app.read
+    assert [value for name, value in scope["headers"] if name.lower() == b"content-length"] == [
+        str(len(read)).encode()
+    ]
+    return read, app
+
+
+def hints_of(body, **more):
+    read, app = served(body, **more)
+    return json.loads(read).get("kv_transfer_params", {}).get("kvtrie", {}), app
+
+
+def counted():
+    return {
+        (each.labels["hint"], each.labels["outcome"]): each.value
+        for metric in middleware._counter().collect()
+        for each in metric.samples
+        if each.name.endswith("_total")
+    }
+
+
+def counts_of(body, **more):
+    """What a request adds to the counters."""
+    before = counted()
+    served(body, **more)
+    return {name: n - before.get(name, 0) for name, n in counted().items() if n != before.get(name)}
+
+
+def test_recorded_requests_get_these_hints():
+    found = []
+    for one in RECORDED:
+        headers = [(name.encode(), value.encode()) for name, value in one["headers"].items()]
+        content = one["body"].encode()
+        read, _ = served(content, path=one["path"], headers=headers)
+        assert read == content or read.startswith(content[:-1] + b", ")
+        given = json.loads(read)
+        hints = read_hints(given.pop("kv_transfer_params", None))
+        assert hints.strange == ()
+        assert given == json.loads(content)
+        found.append((hints.session, [(r.start, r.last, r.ttl_ns // 10**9) for r in hints.ranges]))
+    far = 2**63 - 1
+    assert found == [
+        ("57a121ec-f78c-48c3-a745-e3036a3ecc33", [(0, 24, 3600), (24, far, 300)]),
+        ("54c1eb09-bc4c-4d2f-98eb-6d2ab2d5e2fe", [(0, 15, 3600), (15, far, 300)]),
+        (None, [(0, far, 300)]),
+        ("c0ffee", [(0, 5, 300)]),
+        ("conv-3", [(0, far, 86_400)]),
+        ("ann", [(0, 15, 43_200)]),
+        ("conv-4", [(0, far, 1800)]),
+        ("s-9", []),
+        ("bob", []),
+    ]
+
+
+def test_a_marked_prefix_is_rendered_by_the_server_once():
+    marked = {"type": "text", "text": "12345", "cache_control": EPHEMERAL}
+    body = {"model": "m", "tools": [], "messages": [{"role": "system", "content": [marked]}, {}]}
+    app = Application()
+    hints = AgentHints(app)
+    auth = [(b"authorization", b"Bearer a")]
+    for at in range(3):
+        content = json.dumps({**body, "temperature": at}).encode()
+        post(hints, content, headers=auth, root_path="/root", path="/root" + CHAT)
+        [row] = json.loads(app.read[-1][2])["kv_transfer_params"]["kvtrie"]["retain"]
+        assert row == {"start": 0, "end": 5, "priority": 60, "ttl_s": 300}
+    wanted = {"model": "m", "tools": [], "messages": body["messages"][:1]}
+    assert app.rendered == [{**wanted, "add_generation_prompt": False}]
+    # Another client's prompt is rendered, however long it takes.
+    for more in ({"cache_salt": "b"}, {"model": "n"}):
+        post(hints, json.dumps({**body, **more}).encode(), headers=auth)
+    post(hints, json.dumps(body).encode())
+    assert len(app.rendered) == 4
+
+
+def test_a_prefix_that_the_server_refuses_is_ignored_and_counted():
+    marked = {"type": "text", "text": "12345", "cache_control": EPHEMERAL}
+    body = {"user": "u", "messages": [{"role": "system", "content": [marked]}, {}]}
+    before = counted()
+    app = Application(status=400)
+    post(AgentHints(app), json.dumps(body).encode())
+    kvtrie = json.loads(app.read[0][2])["kv_transfer_params"]["kvtrie"]
+    assert kvtrie == {"session": "u"}
+    why = ("retain", "a marked prefix that cannot be rendered")
+    assert counted()[why] == before.get(why, 0) + 1
+
+
+def test_unknown_markers_are_counted_and_change_nothing():
+    body = {"messages": [{"role": "user", "content": "a", "cache_control": {"type": "magic"}}]}
+    content = json.dumps(body).encode()
+    assert counts_of(content) == {("retain", "an unknown marker"): 1}
+    assert served(content)[0] == content
+    body["user"] = "u" * 257
+    assert counts_of(body) == {("retain", "an unknown marker"): 1, ("session", "not a name"): 1}
+    body["user"] = "u"
+    assert counts_of(body) == {("retain", "an unknown marker"): 1, ("session", "mapped"): 1}
+
+
+def test_hints_of_the_client_come_before_its_conventions():
+    own = {"session": "mine", "retain": [{"end": 3}], "why": True}
+    body = {"user": "u", "cache_control": EPHEMERAL, "kv_transfer_params": {"kvtrie": own}}
+    content = json.dumps(body).encode()
+    assert served(content)[0] == content
+    del own["retain"]
+    body["kv_transfer_params"]["other"] = 3
+    read = json.loads(served(body)[0])["kv_transfer_params"]
+    rows = [{"start": 0, "priority": 60, "ttl_s": 300}]
+    assert read == {"other": 3, "kvtrie": {**own, "retain": rows}}
+
+
+@pytest.mark.parametrize(
+    ("content", "more"),
+    [
+        (b"", {}),
+        (b"{", {}),
+        (b"[" * 10**5, {}),
+        (b"[1]", {}),
+        (b"\xff\xfe\x00", {}),
+        (b'{"user": "u", "kv_transfer_params": 3}', {}),
+        (b'{"user": "u", "kv_transfer_params": {"kvtrie": []}}', {}),
+        (b'{"user": "u"}', {"path": "/v1/embeddings"}),
+        (b'{"user": "u"}', {"path": CHAT, "root_path": "/v1"}),
+        (b'{"user": "u"}', {"method": "PUT"}),
+        (b'{"user": "u"}', {"type": "websocket"}),
+    ],
+)
+def test_all_else_passes_byte_for_byte(content, more):
+    assert served(content, **more)[0] == content
+
+
+def test_a_body_above_the_bound_passes_in_its_parts(monkeypatch):
+    monkeypatch.setattr(middleware, "_MOST_BODY", 20)
+    content = json.dumps({"user": "u", "prompt": "x" * 90}).encode()
+    read, app = served(content, parts=10)
+    assert read == content
+    assert len(app.read[0][1]) == 10
+    assert counts_of(content) == {("request", "too long"): 1}
+
+
+def test_a_client_that_leaves_before_the_end_is_seen_by_the_server():
+    app, sent = Application(), [{"type": "http.disconnect"}]
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": []}
+
+    async def receive():
+        return sent.pop()
+
+    async def send(message):
+        pass
+
+    asyncio.run(AgentHints(app)(scope, receive, send))
+    assert app.read[0][1] == [{"type": "http.disconnect"}]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32-be"])
+def test_bodies_of_all_encodings_of_json_get_hints(encoding):
+    content = '{"user": "\u00fc", "prompt": "\\ud800 1e400", "n": 1E400}  \n'.encode(encoding)
+    hints, _ = hints_of(content, path="/v1/completions")
+    assert hints == {"session": "\u00fc"}
+    assert hints_of(b" { } ", headers=[(b"X-Session-ID", b"s")])[0] == {"session": "s"}
+
+
+def test_an_unexpected_error_passes_the_request(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("\n\x1b[31m")
+
+    monkeypatch.setattr(middleware, "read_markers", broken)
+    content = b'{"user": "u"}'
+    assert served(content)[0] == content
+    assert counts_of(content) == {("request", "an unexpected error"): 1}
+
+
+@given(changed(*BODIES), st.sampled_from([one["path"] for one in RECORDED]))
+def test_any_body_is_served_with_its_fields_as_they_were(body, path):
+    before = counted().get(("request", "an unexpected error"), 0)
+    read, _ = served(body, path=path)
+    sent = json.loads(json.dumps(body))
+    got = json.loads(read)
+    if isinstance(sent, dict) and got != sent:
+        hints = read_hints(got.pop("kv_transfer_params"), None)
+        assert hints.strange == ()
+        sent.pop("kv_transfer_params", None)
+    assert json.dumps(got) == json.dumps(sent)
+    assert counted().get(("request", "an unexpected error"), 0) == before
+
+
+def vllm(ranks=1, **extra):
+    """What a request has of vLLM's application."""
+    transfer = SimpleNamespace(kv_connector_extra_config=extra)
+    parallel = SimpleNamespace(data_parallel_size=ranks)
+    config = SimpleNamespace(kv_transfer_config=transfer, parallel_config=parallel)
+    return SimpleNamespace(state=SimpleNamespace(vllm_config=config))
+
+
+CALLS = [
+    (CHAT, '{"delta":{"tool_calls":[{"index":0', ',"x":[]}]'),
+    (CHAT, '{"message":{"role":"assistant","tool_c', 'alls":[{"id":"c"}]}}'),
+    ("/v1/messages", '{"delta":{"stop_reason":"tool', '_use","stop_sequence":null}}'),
+    ("/v1/responses", '{"output":[{"type":"function_call"', ',"name":"read"}]}'),
+]
+
+
+@pytest.mark.parametrize(("path", "first", "second"), CALLS)
+def test_an_answer_with_tool_calls_keeps_its_session(path, first, second, monkeypatch):
+    asked, before = [], counted()
+    monkeypatch.setattr(middleware, "ask", lambda *arguments: asked.append(arguments))
+    hints = AgentHints(Application(said=(first, second)))
+    content = json.dumps({"user": "u", "cache_salt": "salt"}).encode()
+    answer = post(hints, content, path, app=vllm(ranks=2, control="/run/s.sock"))
+    assert [each.get("body") for each in answer[1:]] == [first.encode(), second.encode()]
+    command = {"session": "u", "cache_salt": "salt", "owner": "tools that run"}
+    command["retain"] = [{"priority": 50, "ttl_s": 60}]
+    assert [(socket, route) for socket, route, _ in asked] == [
+        ("/run/s-0.sock", "/retain"),
+        ("/run/s-1.sock", "/retain"),
+    ]
+    assert all(json.loads(each) == command for *_, each in asked)
+    read_command("retain", command)
+    assert counted()["pause", "mapped"] == before.get(("pause", "mapped"), 0) + 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ('{"content":"\\"tool_calls\\":[{",', '"tool_calls":[]}'),
+        ('{"type":"function_call_output"', "}"),
+        ('{"tools":[{"type":"function"}]', "}"),
+    ],
+)
+def test_an_answer_without_tool_calls_is_no_pause(said, monkeypatch):
+    monkeypatch.setattr(middleware, "ask", lambda *_: pytest.fail("a command"))
+    for path in (CHAT, "/v1/messages", "/v1/responses", "/v1/completions"):
+        hints = AgentHints(Application(said=said))
+        post(hints, b'{"user": "u"}', path, app=vllm(control="/run/s.sock"))
+    hints = AgentHints(Application(said=('"tool_calls":[{', "}")))
+    post(hints, b"{}", app=vllm(control="/run/s.sock"))  # of no session
+
+
+def test_a_pause_without_a_control_socket_is_counted(tmp_path):
+    hints = AgentHints(Application(said=('"tool_calls":[{', "}")))
+    before = counted()
+    for app in (vllm(), SimpleNamespace(), vllm(control=3)):
+        post(hints, b'{"user": "u"}', app=app)
+    post(hints, b'{"user": "u"}', app=vllm(control=str(tmp_path / "none")))
+    new = {name: count - before.get(name, 0) for name, count in counted().items()}
+    assert new["pause", "no control socket"] == 3
+    assert new["pause", "refused by the control socket"] == 1
