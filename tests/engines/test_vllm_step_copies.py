@@ -216,3 +216,14 @@ def test_a_step_without_copies_enqueues_nothing(world):
         copies.save_layer(layer)
     copies.finish()
     assert (copies.reports(wait=False), world.log()) == ([], [])
+
+
+def test_memory_is_free_of_copies_after_a_drain(world):
+    copies, timeline = world.copies, world.timeline
+    copies.begin([])
+    copies.store(world.stores)
+    copies.load(world.loads)
+    copies.finish_loads()
+    copies.drain()
+    for stream in ("load", "store"):  # the host's memory calls come after all copies
+        assert timeline.clocks["host"][stream] == timeline.clocks[stream][stream]

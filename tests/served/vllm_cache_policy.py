@@ -132,6 +132,21 @@ def test_groups_of_layers_leave_from_the_end_of_a_sequence(finished):
         assert {each for each, _ in manager.manager._policy.evict(2, set())} == {key, with_it}
 
 
+def test_a_store_that_is_tried_again_is_not_part_of_another_requests():
+    from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
+
+    manager = Manager(4)
+    first, (_, again) = manager.request("first", [1, 2])
+    other, (between,) = manager.request("other", [3])
+    policy = manager.manager._policy
+    policy.on_store_miss([again], first)
+    policy.on_store_miss([between], other)
+    policy.insert(between, ChunkStatus(0), other)
+    policy.insert(again, ChunkStatus(1), first)  # which has reported its miss before
+    assert policy._new[again][1] == 2 * BLOCK
+    assert policy._new[again][0] != policy._new[between][0]
+
+
 def test_the_end_of_a_session_without_chunks_is_no_error():
     manager = Manager(3)
     context, keys = manager.request("a", [1, 2, 3], end=True)

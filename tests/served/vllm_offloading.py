@@ -108,6 +108,31 @@ def test_a_block_is_copied_in_the_tensors_of_its_group_only():
     assert [each.job_id for each in worker.get_finished()] == [1, 2]
 
 
+@pytest.mark.parametrize("disk", [False, True])
+@pytest.mark.since("0.33")
+def test_a_load_inside_a_step_goes_before_others(model, tmp_path, disk, monkeypatch):
+    from kvtrie.engines.vllm.offloading import PlainWorker
+
+    load, expedited = PlainWorker.submit_load, []
+
+    def submit(self, *given, **more):
+        expedited.append(more.get("expedited", False))
+        return load(self, *given, **more)
+
+    monkeypatch.setattr(PlainWorker, "submit_load", submit)
+    more = {"cpu_bytes_to_use": 8 << 20, "sync_load_budget_bytes": 1 << 30}
+    extra = servers.offloading(tmp_path if disk else None, **more)
+    prompt = servers.prompt(1, 200)
+    with servers.offload(model, extra) as server:
+        first = server.answers([prompt])
+        assert any(
+            server.llm.reset_prefix_cache() or server.llm.llm_engine.step() for _ in range(5000)
+        )
+        servers.same(server.answers([prompt]), first)
+        assert server.found > 0
+    assert expedited == [True]
+
+
 def later(model, extra, prompts, **more):
     """Answers and tokens found of each round but the first; a disk has two servers."""
     made = []

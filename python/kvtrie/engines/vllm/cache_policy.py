@@ -52,7 +52,7 @@ class KvtrieCachePolicy(CachePolicy):
         # Chunks that are not in the order, with the number of their store and their last token.
         self._new: dict[bytes, tuple[int, int]] = {}
         self._stores = 0
-        self._positions: dict[bytes, int] = {}  # of the chunks that are inserted next
+        self._storing: ReqContext | None = None  # the request of the chunks that are inserted next
         self._used: set[bytes] = set()  # chunks in the order that a copy uses
         self.boundary = Boundary("kvtrie", _LOG)
 
@@ -60,10 +60,14 @@ class KvtrieCachePolicy(CachePolicy):
         """The chunk of a key, or None."""
         return self._chunks.get(key)
 
-    def insert(self, key: bytes, chunk: ChunkStatus) -> None:
-        """Take a new chunk in."""
+    def insert(self, key: bytes, chunk: ChunkStatus, req_context: ReqContext | None = None) -> None:
+        """Take a new chunk in, of a request that vLLM names from 0.33 on."""
+        # A store that is tried again reports no misses.
+        if req_context is not None and req_context is not self._storing:
+            self.on_store_miss((), req_context)
         self._chunks[key] = chunk
-        self._new[key] = (self._stores, self._positions.get(key, 0))
+        at = 0 if self._storing is None else _position(key, self._storing)
+        self._new[key] = (self._stores, at)
 
     def remove(self, key: bytes) -> None:
         """Forget a chunk whose store has failed."""
@@ -79,8 +83,9 @@ class KvtrieCachePolicy(CachePolicy):
 
     def on_store_miss(self, keys: Iterable[bytes], req_context: ReqContext) -> None:
         """Note that the chunks inserted next are of one sequence."""
+        del keys
         self._stores += 1
-        self._positions = {key: _position(key, req_context) for key in keys}
+        self._storing = req_context
 
     def on_request_finished(
         self,

@@ -365,6 +365,11 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
             writer=writer_of(self._vllm_config),
         )
 
+    def unregister_kv_caches(self) -> None:
+        """End the copies of vLLM's memory, which sleep unmaps; its addresses stay. From 0.33 on."""
+        if self._worker is not None:
+            self._worker.drain()
+
     @property
     def _mine(self) -> WorkerConnector:
         if self._worker is None:

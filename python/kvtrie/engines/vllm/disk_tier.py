@@ -133,19 +133,24 @@ class KvtrieDiskTier(SecondaryTierManager):
 
     def doubt_weights(self) -> None:
         """Find and write nothing until all workers have named their weights again."""
-        self._board.ask()
-        self._settled = False
+        with self._lock:
+            self._board.ask()
+            self._settled = False
 
     def doubt_adapters(self) -> None:
         """Nothing: there are no adapters with a disk."""
 
     def _serves(self) -> bool:
-        """Whether chunks can be found and written."""
-        if not self._settled and (digests := self._board.read()) is not None:
-            self._settled = True
-            if (now := combined(digests)) != self._weights:
-                self._weights, self._off = now, self._used
-        return self._settled and not self._off
+        """Whether chunks can be found and written.
+
+        From vLLM 0.33 on its threads that poll tiers ask too, while weights come into doubt.
+        """
+        with self._lock:
+            if not self._settled and (digests := self._board.read()) is not None:
+                self._settled = True
+                if (now := combined(digests)) != self._weights:
+                    self._weights, self._off = now, self._used
+            return self._settled and not self._off
 
     def _key(self, key: bytes, weights: bytes | None = None) -> bytes:
         """A chunk's key under weights, those of now if none are given.

@@ -195,8 +195,16 @@ class NamedWorker(OffloadingWorker):
         """Copy blocks to host memory."""
         return self._inner.submit_store(job_id, src_spec, dst_spec)
 
-    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
-        """Copy blocks out of host memory."""
+    def submit_load(
+        self,
+        job_id: int,
+        src_spec: LoadStoreSpec,
+        dst_spec: GPULoadStoreSpec,
+        expedited: bool = False,  # noqa: FBT001, FBT002 - as vLLM has it
+    ) -> bool:
+        """Copy blocks out of host memory; from vLLM 0.33 on before other loads, if that is said."""
+        if expedited:
+            return self._inner.submit_load(job_id, src_spec, dst_spec, expedited=True)
         return self._inner.submit_load(job_id, src_spec, dst_spec)
 
     def get_finished(self) -> list[TransferResult]:
@@ -245,7 +253,13 @@ class PlainWorker(OffloadingWorker):
         self._done.append(TransferResult(job_id, success=True))
         return True
 
-    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+    def submit_load(
+        self,
+        job_id: int,
+        src_spec: LoadStoreSpec,
+        dst_spec: GPULoadStoreSpec,
+        expedited: bool = False,  # noqa: ARG002, FBT001, FBT002 - as vLLM has it
+    ) -> bool:
         """Copy blocks out of host memory."""
         for here, there in self._pages(dst_spec, src_spec):
             here.copy_(there)

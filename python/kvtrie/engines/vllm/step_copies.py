@@ -181,7 +181,7 @@ class StepCopies:
         self._settle()
         return self._reports.take(wait=wait)
 
-    def close(self) -> None:
+    def drain(self) -> None:
         """Block until all copies are made."""
         self._load.synchronize()
         self._store.synchronize()

@@ -250,9 +250,13 @@ class WorkerConnector:
             news.unstored = self.remote.lost()
         return news
 
+    def drain(self) -> None:
+        """Block until no copy reads or writes vLLM's memory."""
+        self._copies.drain()
+
     def close(self) -> None:
         """Let running copies end, give memory and folder back. Closing twice does nothing."""
-        self._copies.close()
+        self._copies.drain()
         self.runner.close()
         for ages in self._ages:
             if ages is not None:
