@@ -67,15 +67,15 @@ engines: ## real engines with our wheel in them, in .engines/ (Linux x86-64, Pyt
 	rm -f $(ENGINES)
 	$(MAKE) $(ENGINES)
 
-# The version of `--vllm VERSION` in ARGS, if it is an earlier one.
-VLLM = $(filter-out 0.32,$(shell set -- $(ARGS); while [ $$# -gt 1 ]; do [ "$$1" != --vllm ] || echo "$$2"; shift; done))
+# The version of `--vllm VERSION` in ARGS, if it is another one; `--next` is vLLM's next version.
+VLLM = $(filter-out 0.32,$(shell set -- $(ARGS); while [ $$# -gt 0 ]; do case "$$1" in --vllm) echo "$$2" ;; --next) echo 0.33 ;; esac; shift; done))
 test-engines: $(ENGINES) ## servers with kvtrie compared with servers without, token by token; ARGS="-k disk"; ARGS="--vllm 0.31" for an earlier vLLM; ARGS=--next for the next
 	$(if $(VLLM),$(MAKE) --no-print-directory .engines/.vllm-$(VLLM))
 	.engines/vllm$(addprefix -,$(VLLM))/bin/python -m pytest -c tests/served/pytest.ini --rootdir . tests/served $(ARGS) || [ $$? -eq 5 ]
 	$(if $(VLLM),@true,PYTHONPATH=. .engines/sglang/bin/python -m pytest -c tests/served/pytest.ini -o python_files='sglang_*.py' --rootdir . tests/served $(ARGS) || [ $$? -eq 5 ])
 
-stubs: $(ENGINES) ## write typings/, what pyright reads of vLLM and SGLang, out of the installed ones
-	.engines/vllm/bin/python tests/served/stubs.py vllm
+stubs: .engines/.vllm-0.33 ## write typings/, what pyright reads of vLLM and SGLang, out of the installed ones
+	.engines/vllm-0.33/bin/python tests/served/stubs.py vllm
 	PYTHONPATH=. .engines/sglang/bin/python tests/served/stubs.py sglang
 
 PROFDATA = $(wildcard $(shell rustc --print sysroot)/lib/rustlib/*/bin/llvm-profdata)
@@ -222,7 +222,7 @@ $(ENGINES): $(LOCKED) pyproject.toml $(RUST) $(shell find python -name '*.py')
 	for engine in vllm sglang; do $(IN_ENGINE) || exit 1; done
 	@touch $@
 
-# Earlier versions of vLLM, for test-engines.
+# Other versions of vLLM, for test-engines.
 .engines/.vllm-%: $(ENGINES)
 	PATH="$(CURDIR)/$(BIN):$$PATH" benches/peers/setup.sh vllm-$*
 	engine=vllm-$*; $(IN_ENGINE)

@@ -1,7 +1,8 @@
 """Import path of this folder, and options `--next` and `--vllm`.
 
-`--next` compares with vLLM's next version, which is not installed; `--vllm 0.31` tests in the
-environment of an earlier one. Tests marked `since("0.31")` need at least that version.
+`--vllm 0.31` tests in the environment of that version of vLLM, `--next` in the one of `NEXT`, which
+has its Python files and the kernels of the version before. Tests marked `since("0.31")` need at
+least that version.
 """
 
 import hashlib
@@ -14,9 +15,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+NEXT = "0.33"
+
 
 def pytest_addoption(parser):
-    parser.addoption("--next", action="store_true", help="compare with vLLM's next version only")
+    parser.addoption("--next", action="store_true", help=f"test in vLLM's next version, {NEXT}")
     parser.addoption("--vllm", help="the version of vLLM that is installed for this interpreter")
 
 
@@ -29,7 +32,7 @@ def _vllm():
 
 
 def pytest_configure(config):
-    wanted = config.getoption("--vllm")
+    wanted = NEXT if config.getoption("--next") else config.getoption("--vllm")
     if wanted and _vllm() != tuple(map(int, wanted.split("."))):
         raise pytest.UsageError(f"vLLM {wanted} wanted, {_vllm()} is installed")
 
@@ -38,22 +41,6 @@ def pytest_runtest_setup(item):
     for mark in item.iter_markers("since"):
         if (_vllm() or (99,)) < tuple(map(int, mark.args[0].split("."))):
             pytest.skip(f"vLLM {mark.args[0]} or later")
-
-
-def pytest_collection_modifyitems(config, items):
-    wanted = config.getoption("--next")
-    left = [item for item in items if bool(item.get_closest_marker("next")) != wanted]
-    config.hook.pytest_deselected(items=left)
-    items[:] = [item for item in items if item not in left]
-
-
-@pytest.fixture(scope="session")
-def sources():
-    """Sources in the wheel of vLLM's next version."""
-    from surface_of_sources import Sources, next_wheel
-
-    root = Path(__file__).parents[2]
-    return Sources(next_wheel(root / "target" / "vllm-next", root / ".venv" / "bin" / "python"))
 
 
 @pytest.fixture
