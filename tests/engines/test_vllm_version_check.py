@@ -14,7 +14,7 @@ from kvtrie.errors import ConfigError
 def other_vllm(monkeypatch):
     """A package of this version with one module and one class, and a list of names."""
 
-    def made(version, used=(), connector=lambda: type("Connector", (), {})):
+    def made(version, used=(), connector=lambda: type("Connector", (), {}), calls={}):  # noqa: B006
         vllm, part, ours = ModuleType("vllm"), ModuleType("vllm.part"), ModuleType("ours")
         vllm.__version__ = version
         part.Kind = type("Kind", (), {"__annotations__": {"field": int}, "method": None})
@@ -23,6 +23,8 @@ def other_vllm(monkeypatch):
             monkeypatch.setitem(sys.modules, module.__name__, module)
         monkeypatch.setattr(surface, "USED", {("vllm.part", "Kind"): ("field", "method", *used)})
         monkeypatch.setattr(surface, "NAMES", (("vllm", "__version__"),))
+        monkeypatch.setattr(surface, "CALLS", calls)
+        monkeypatch.setattr(surface, "OURS", {})
         return version_check.load_connector("ours", "Connector")
 
     return made
@@ -44,8 +46,8 @@ def test_a_newer_version_with_all_names_warns_of_its_number(other_vllm, warnings
     assert other_vllm("0.99.0").__name__ == "Connector"
     (record,) = warnings.records
     assert record.getMessage() == (
-        "kvtrie: vLLM 0.99.0 is not one of the tested versions, 0.30 to 0.32; "
-        "it has all names that kvtrie uses"
+        "kvtrie: vLLM 0.99.0 is not one of the tested versions, 0.30 to 0.33; "
+        "it has all names and signatures that kvtrie uses"
     )
 
 
@@ -54,6 +56,16 @@ def test_a_newer_version_warns_of_missing_names(other_vllm, warnings):
     (record,) = warnings.records
     names = "vllm.part.Kind.gone, vllm.part.Kind.left"
     assert record.getMessage().endswith(f"it lacks 2 names that kvtrie uses: {names}")
+
+
+def test_a_newer_version_warns_of_changed_signatures(other_vllm, warnings):
+    calls = {("vllm.part", "Kind"): {"__init__": "tokens, size="}, ("vllm.part", ""): {}}
+    assert other_vllm("0.99.0", calls=calls).__name__ == "Connector"
+    (record,) = warnings.records
+    assert record.getMessage().endswith(
+        "it has 1 signatures that kvtrie does not fit: "
+        "vllm.part.Kind.__init__ is (), kvtrie gives (tokens, size=)"
+    )
 
 
 def test_a_version_without_a_needed_name_is_refused_with_the_list(other_vllm):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from importlib import import_module
 
 import pytest
@@ -11,6 +10,7 @@ import surface_sglang
 from stub_module import members
 
 import benches.peers.stand_ins  # noqa: F401 - without it sglang does not load
+from kvtrie.engines.server.signatures import refused_calls, refused_overrides, signature_of
 from kvtrie.engines.sglang import KvtrieHiCache, KvtrieRadixCache
 
 OURS = dict(zip(surface_sglang.OVERRIDDEN, (KvtrieRadixCache, KvtrieHiCache), strict=True))
@@ -41,10 +41,21 @@ def test_our_classes_override_exactly_the_listed_methods(module, name):
 @pytest.mark.parametrize(("module", "name"), OURS)
 def test_a_signature_takes_what_sglang_gives(module, name):
     base, ours = getattr(import_module(module), name), OURS[module, name]
-    for each in surface_sglang.OVERRIDDEN[module, name]:
-        if each != "__init__":
-            wanted = set(inspect.signature(getattr(base, each)).parameters)
-            assert wanted <= set(inspect.signature(getattr(ours, each)).parameters), each
+    assert refused_overrides(ours, base, surface_sglang.OVERRIDDEN[module, name]) == {}
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [*surface_sglang.USED, *dict.fromkeys((module, "") for module, _ in surface_sglang.NAMES)],
+)
+def test_sglang_takes_what_kvtrie_gives(module, name):
+    owner = getattr(import_module(module), name) if name else import_module(module)
+    calls = surface_sglang.CALLS.get((module, name), {})
+    assert refused_calls(owner, calls) == {}
+    names = surface_sglang.USED.get((module, name), ())
+    names = names or [each for home, each in surface_sglang.NAMES if home == module]
+    called = {each for each in names if signature_of(owner, each) is not None}
+    assert called <= {*calls, *surface_sglang.OVERRIDDEN.get((module, name), ())}
 
 
 def test_the_stubs_are_what_is_installed():

@@ -206,3 +206,83 @@ NAMES = (
     ("sglang.srt.runtime_context", "get_server_args"),
 )
 """Functions and constants, by module."""
+
+_MAMBA = f"{_CACHE}.unified_cache.components.mamba"
+_SWA = f"{_CACHE}.allocator.swa"
+
+CALLS = {
+    (f"{_CACHE}.radix_cache", "RadixCache"): {
+        "lock": "node",
+        "unlock": "lock",
+        "update_eviction_metrics": "num_evicted, start_time",
+    },
+    (_STORAGE, "HiCacheStorage"): {
+        "register_mem_pool_host": "mem_pool_host",
+        "register_mem_host_pool_v2": "host_pool, host_pool_name",
+    },
+    (f"{_CACHE}.radix_cache", "RadixKey"): {
+        "__init__": "token_ids, extra_key, cache_salt=",
+        "__getitem__": "idx",
+        "raw_token_ids": "",
+    },
+    (f"{_CACHE}.events", "KVCacheEventRecorder"): {
+        "record_store": "node",
+        "record_remove": "node",
+    },
+    (f"{_CACHE}.memory_pool", "ReqToTokenPool"): {"write": "indices, values"},
+    (f"{_CACHE}.allocator.mamba", "MambaSlotAllocator"): {
+        "available_size": "",
+        "free": "free_index",
+    },
+    (_MAMBA, "MambaComponent"): {
+        "__init__": "cache, params",
+        "finalize_match_result_in_cache": "params, result",
+        "prepare_for_caching_req": "req, insert_params, token_ids_len, is_finished",
+        "cleanup_after_caching_req": "req, is_finished, insert_result, insert_params",
+    },
+    (f"{_CACHE}.allocator", "BaseTokenToKVPoolAllocator"): {
+        "available_size": "",
+        "free_segment": "free_index, start_pos=",
+    },
+    (_SWA, "SWATokenToKVPoolAllocator"): {
+        "full_available_size": "",
+        "swa_available_size": "",
+        "free_full_segment": "free_index, start_pos=",
+        "free_swa_segment": "free_index, start_pos=",
+        "translate_loc_from_full_to_swa": "kv_indices",
+        "clear_full_to_swa_mapping": "full_indices",
+        "set_full_to_swa_mapping": "full_indices, swa_indices",
+    },
+    (_BASE, "InsertParams"): {
+        "__init__": "prev_prefix_len=",
+        "get_evicted_seqlen": "component_type",
+        "set_evicted_seqlen": "component_type, length",
+    },
+    (_BASE, "MatchResult"): {
+        "__init__": "device_prefix_len=, last_device_node=, last_host_node=, best_match_node=",
+        "_replace": "swa_branching_seqlen=",
+    },
+    (_BASE, "InsertResult"): {"__init__": "prefix_len=, last_device_node="},
+    (_BASE, "EvictResult"): {
+        "__init__": "num_tokens_evicted=, swa_num_tokens_evicted=, mamba_num_evicted="
+    },
+    (_BASE, "IncLockRefResult"): {"__init__": "delta="},
+    (_BASE, "DecLockRefResult"): {"__init__": "delta="},
+    (_STORAGE, "PoolTransfer"): {"__init__": "name, host_indices, keys="},
+    (_STORAGE, "PoolTransferResult"): {
+        "__init__": "kv_hit_pages, extra_pool_hit_pages, restorable_prefix_pages",
+        "empty": "",
+    },
+    (f"{_CACHE}.pool_host.base", "HostKVCache"): {
+        "get_data_page": "index, flat=",
+        "get_dummy_flat_data_page": "",
+        "set_from_flat_data_page": "index, data_page",
+    },
+    (f"{_CACHE}.registry", ""): {
+        "get_radix_cache_factory": "name",
+        "register_radix_cache_backend": "name, factory",
+    },
+    ("sglang.srt.distributed.parallel_state", ""): {"get_world_group": ""},
+    ("sglang.srt.runtime_context", ""): {"get_lora": "", "get_server_args": ""},
+}
+"""Arguments that kvtrie gives, by module and class, as `kvtrie.engines.server.signatures` reads."""

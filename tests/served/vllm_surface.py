@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -11,19 +10,65 @@ import stubs
 import vllm
 
 import kvtrie
+from kvtrie.engines.server.signatures import signature_of
 from kvtrie.engines.vllm import surface as surface_vllm
 from kvtrie.engines.vllm import version_check
-from kvtrie.engines.vllm.surface import SINCE, VERSIONS, missing_names
+from kvtrie.engines.vllm.calls import CALLS, OURS
+from kvtrie.engines.vllm.surface import SINCE, VERSIONS, missing_names, refused_signatures
 
 MINOR = ".".join(vllm.__version__.split(".")[:2])
 LACKING = frozenset().union(
     *(names for version, names in SINCE.items() if VERSIONS.index(version) > VERSIONS.index(MINOR))
 )
-"""Names that this version lacks, and that kvtrie does without."""
+"""Names that this version lacks or calls otherwise, and that kvtrie does without."""
 
 
 def test_this_version_lacks_exactly_the_listed_names():
-    assert missing_names() == LACKING
+    assert missing_names() | set(refused_signatures()) == LACKING
+
+
+def called(module, name):
+    """The callables that the list names of a class, or of a module if the class is ""."""
+    if f"{module}.{name}" in LACKING:
+        return set()
+    owner = import_module(module)
+    if not name:
+        names = [each for home, each in surface_vllm.NAMES if home == module]
+    else:
+        owner, names = getattr(owner, name), surface_vllm.USED[module, name]
+    return {each for each in names if signature_of(owner, each) is not None}
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [*surface_vllm.USED, *dict.fromkeys((module, "") for module, _ in surface_vllm.NAMES)],
+)
+def test_each_listed_call_has_its_arguments(module, name):
+    calls = set(CALLS.get((module, name), ()))
+    if (module, name) in OURS:
+        ours, kind = OURS[module, name]
+        calls |= set(vars(getattr(import_module(f"kvtrie.engines.vllm.{ours}"), kind)))
+    if name == "EngineCore":  # `watch` passes on whatever arguments come
+        calls |= set(import_module("kvtrie.engines.vllm.watch").WATCHED)
+    assert called(module, name) <= calls
+
+
+def test_a_changed_signature_is_refused(monkeypatch):
+    from vllm.v1.kv_offload.base import TransferResult
+    from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
+
+    def touch(self, keys, req_context, now):
+        raise NotImplementedError(self, keys, req_context, now)
+
+    def made(self, job_id, *, ok):
+        raise NotImplementedError(self, job_id, ok)
+
+    monkeypatch.setattr(CachePolicy, "touch", touch)
+    monkeypatch.setattr(TransferResult, "__init__", made)
+    assert set(refused_signatures()) - LACKING == {
+        "vllm.v1.kv_offload.cpu.policies.base.CachePolicy.touch",
+        "vllm.v1.kv_offload.base.TransferResult.__init__",
+    }
 
 
 def test_the_connector_overrides_exactly_the_listed_methods():
@@ -51,62 +96,6 @@ def test_an_unknown_version_warns_of_missing_names(monkeypatch):
     assert "vllm.v1.kv_cache_interface.MLAAttentionSpec" in line
 
 
-def test_a_signature_takes_what_vllm_gives():
-    from kvtrie.engines.vllm import KvtrieConnector
-
-    base = KvtrieConnector.__mro__[1]
-    for name in surface_vllm.OVERRIDDEN:
-        ours, theirs = getattr(KvtrieConnector, name), getattr(base, name, None)
-        if not callable(ours) or theirs is None:
-            continue
-        wanted = inspect.signature(theirs).parameters.values()
-        kinds = {one.kind for one in inspect.signature(ours).parameters.values()}
-        if inspect.Parameter.VAR_POSITIONAL in kinds:
-            continue
-        taken = set(inspect.signature(ours).parameters)
-        assert {one.name for one in wanted} <= taken, name
-
-
 @pytest.mark.skipif(VERSIONS[-1] != MINOR, reason="the stubs are those of the newest version")
 def test_the_stubs_are_what_is_installed():
     assert stubs.committed("vllm") == stubs.written("vllm")
-
-
-@pytest.mark.next
-@pytest.mark.parametrize(("module", "name"), surface_vllm.USED)
-def test_it_is_in_the_next_version(sources, module, name):
-    there = sources.members(module, name)
-    assert there is not None
-    assert not set(surface_vllm.USED[module, name]) - there
-
-
-@pytest.mark.next
-@pytest.mark.parametrize(("module", "name"), surface_vllm.NAMES)
-def test_a_name_is_in_the_next_version(sources, module, name):
-    assert name in ast.unparse(sources.tree(module))
-
-
-@pytest.mark.next
-def test_a_missing_name_has_no_members(sources):
-    assert sources.members("vllm.v1.request", "Requests") is None
-    assert "no_such_field" not in sources.members("vllm.v1.request", "Request")
-
-
-@pytest.mark.next
-def test_the_next_version_calls_what_we_override(sources):
-    """Arguments that the next version's base class names are taken by ours."""
-    from kvtrie.engines.vllm import KvtrieConnector
-
-    base = KvtrieConnector.__mro__[1]
-    _, node = sources.find(base.__module__, base.__name__)
-    wanted = {
-        each.name: {argument.arg for argument in (*each.args.args, *each.args.kwonlyargs)}
-        for each in node.body
-        if isinstance(each, ast.FunctionDef)
-    }
-    for name in surface_vllm.OVERRIDDEN:
-        ours = getattr(KvtrieConnector, name)
-        if callable(ours):
-            taken = inspect.signature(ours).parameters.values()
-            if inspect.Parameter.VAR_POSITIONAL not in {one.kind for one in taken}:
-                assert wanted[name] - {"self", "cls"} <= {one.name for one in taken}, name

@@ -23,6 +23,7 @@ class BlockStored:
         locality: str | None = ...,
         ownership: str | None = ...,
         session_id: str | None = ...,
+        lookahead_token_ids: list[list[int]] | None = ...,
     ) -> None: ...
     block_hashes: list[bytes | int]
     parent_block_hash: bytes | int | None

@@ -1,7 +1,8 @@
 """All that kvtrie uses of vLLM: module, class, and its methods, properties and fields.
 
 `VERSIONS` are the versions of vLLM that kvtrie is tested with; `SINCE` has the names that an
-earlier one of them lacks, and that kvtrie does without there.
+earlier one of them lacks or calls otherwise, and that kvtrie does without there. `calls` has the
+arguments of calls.
 """
 
 from __future__ import annotations
@@ -10,9 +11,21 @@ import inspect
 from importlib import import_module
 from typing import Any
 
-__all__ = ["NAMES", "OVERRIDDEN", "SINCE", "USED", "VERSIONS", "members", "missing_names"]
+from kvtrie.engines.server.signatures import refused_calls, refused_overrides
+from kvtrie.engines.vllm.calls import CALLS, OURS
 
-VERSIONS = ("0.30", "0.31", "0.32")
+__all__ = [
+    "NAMES",
+    "OVERRIDDEN",
+    "SINCE",
+    "USED",
+    "VERSIONS",
+    "members",
+    "missing_names",
+    "refused_signatures",
+]
+
+VERSIONS = ("0.30", "0.31", "0.32", "0.33")
 
 _V1 = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 _EVENTS = "vllm.distributed.kv_events"
@@ -38,6 +51,7 @@ OVERRIDDEN = (
     "build_kv_connector_stats",
     "build_prom_metrics",
     "register_kv_caches",
+    "unregister_kv_caches",
     "get_handshake_metadata",
     "handle_preemptions",
     "bind_connector_metadata",
@@ -379,6 +393,8 @@ SINCE = {
             f"{_OFFLOAD}.cpu.policies.base.CachePolicy.on_request_finished",
             f"{_OFFLOAD}.cpu.policies.base.CachePolicy.on_store_miss",
             f"{_OFFLOAD}.tiering.base.SecondaryTierManager.block_size_bytes",
+            f"{_OFFLOAD}.tiering.base.SecondaryTierManager.__init__",
+            f"{_OFFLOAD}.tiering.base.JobResult.__init__",
             f"{_OFFLOAD}.tiering.base.JobResult.transfer_bytes",
             "vllm.v1.core.kv_cache_utils.to_event_extra_keys",
         }
@@ -387,14 +403,10 @@ SINCE = {
         {
             f"{_V1}.KVConnectorBase_V1.get_external_cache_hit_sources",
             f"{_V1}.KVConnectorBase_V1.get_loaded_kv_cache_group_ids",
-            f"{_V1}.KVConnectorBase_V1.get_transfer_results",
-            f"{_V1}.KVConnectorTransferResults",
-            f"{_OUTPUT}.KVConnectorBlockState",
-            f"{_OUTPUT}.SchedulerOutput.kv_connector_block_state",
-            "vllm.v1.kv_cache_interface.FullAttentionSpec.real_page_size_bytes",
             "vllm.v1.metrics.cache_hit_source.CacheHitSource",
         }
     ),
+    "0.33": frozenset({f"{_V1}.KVConnectorBase_V1.unregister_kv_caches"}),
 }
 """Names by the version that brought them."""
 
@@ -425,8 +437,28 @@ def missing_names() -> frozenset[str]:
     return frozenset(missing)
 
 
-def _find(module: str, name: str) -> Any:  # noqa: ANN401 - a class, function or constant
+def refused_signatures() -> dict[str, str]:
+    """Return the listed calls that the installed vLLM or kvtrie refuses, with both signatures."""
+    refused: dict[str, dict[str, str]] = {}
+    for (module, name), calls in CALLS.items():
+        owner = _find(module, name) if name else _module(module)
+        where = f"{module}.{name}" if name else module
+        refused[where] = {} if owner is None else refused_calls(owner, calls)
+    for (module, name), (ours, kind) in OURS.items():
+        base, mine = _find(module, name), _find(f"{__package__}.{ours}", kind)
+        if base is not None and mine is not None:
+            refused.setdefault(f"{module}.{name}", {}).update(
+                refused_overrides(mine, base, USED[module, name])
+            )
+    return {f"{where}.{name}": why for where, whys in refused.items() for name, why in whys.items()}
+
+
+def _module(module: str) -> Any:  # noqa: ANN401 - a module or None
     try:
-        return getattr(import_module(module), name, None)
+        return import_module(module)
     except Exception:  # noqa: BLE001 - a module that cannot be imported has no name
         return None
+
+
+def _find(module: str, name: str) -> Any:  # noqa: ANN401 - a class, function or constant
+    return getattr(_module(module), name, None)

@@ -1,4 +1,4 @@
-"""Warn of a version of vLLM that kvtrie is not tested with, and list the names that it lacks.
+"""Warn of a version of vLLM that kvtrie is not tested with: names it lacks, signatures it changed.
 
 Invariant: a tested version costs a comparison. Cost of another one: an import of all modules that
 `surface` lists, once per process.
@@ -10,7 +10,7 @@ import logging
 from importlib import import_module
 from typing import Any
 
-from kvtrie.engines.vllm.surface import VERSIONS, missing_names
+from kvtrie.engines.vllm.surface import VERSIONS, missing_names, refused_signatures
 from kvtrie.errors import ConfigError
 
 __all__ = ["load_connector"]
@@ -32,11 +32,17 @@ def load_connector(module: str, name: str) -> Any:  # noqa: ANN401 - a class tha
     if ".".join(version.split(".")[:2]) in VERSIONS:
         return getattr(import_module(module), name)
     tested = f"vLLM {version} is not one of the tested versions, {VERSIONS[0]} to {VERSIONS[-1]}"
-    missing = sorted(missing_names())
-    if not missing:
-        _LOG.warning("kvtrie: %s; it has all names that kvtrie uses", tested)
+    missing, refused = sorted(missing_names()), refused_signatures()
+    if not missing and not refused:
+        _LOG.warning("kvtrie: %s; it has all names and signatures that kvtrie uses", tested)
         return getattr(import_module(module), name)
-    lacks = f"it lacks {len(missing)} names that kvtrie uses: {', '.join(missing)}"
+    parts: list[str] = []
+    if missing:
+        parts.append(f"it lacks {len(missing)} names that kvtrie uses: {', '.join(missing)}")
+    if refused:
+        each = ", ".join(f"{name} {why}" for name, why in sorted(refused.items()))
+        parts.append(f"it has {len(refused)} signatures that kvtrie does not fit: {each}")
+    lacks = "; ".join(parts)
     _LOG.warning("kvtrie: %s; %s", tested, lacks)
     try:
         return getattr(import_module(module), name)

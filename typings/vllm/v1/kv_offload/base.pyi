@@ -27,6 +27,7 @@ class OffloadingEvent:
         locality: Locality | None = ...,
         ownership: str | None = ...,
         removal_expected: bool = ...,
+        metadata_only: bool = ...,
     ) -> None: ...
     keys: list[Any]
     medium: Medium
@@ -45,6 +46,7 @@ class OffloadingWorker:
         job_id: int,
         src_spec: LoadStoreSpec,
         dst_spec: GPULoadStoreSpec,
+        expedited: bool = ...,
     ) -> bool: ...
     def get_finished(self) -> list[TransferResult]: ...
     def wait(self, job_ids: set[int]) -> None: ...

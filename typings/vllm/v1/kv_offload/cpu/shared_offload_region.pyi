@@ -14,7 +14,8 @@ class SharedOffloadRegion:
         barrier: Any | None = ...,
         *,
         creator_memory_check: Any | None = ...,
-        populate_only_on_creator: bool = ...,
+        populate_shard: tuple[int, int] | None = ...,
+        num_segments: int = ...,
     ) -> None: ...
     def create_next_worker_view(self, tensor_page_size: int) -> torch.Tensor: ...
     def cleanup(self) -> None: ...
