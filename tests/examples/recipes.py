@@ -1,4 +1,4 @@
-"""The recipes of `examples`: what a container of the engine gets of a machine."""
+"""The recipes of `examples`, read as limits, volumes and commands of containers."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def load(file):
 
 @dataclass
 class Engine:
-    """What a container of the engine gets.
+    """Limits, volumes and command of a container of the engine.
 
     Attributes:
         words: its command.
@@ -58,7 +58,7 @@ class Engine:
 
 
 def compose_engine(document, service):
-    """What a service of a compose file gets."""
+    """Return the limits, volumes and command of a service of a compose file."""
     found = document["services"][service]
     words = found["entrypoint"]
     return Engine(
@@ -109,7 +109,7 @@ def pod(documents, name="vllm"):
 
 
 def kubernetes_engine(documents, container):
-    """What a container of the Deployment of vLLM gets, by its name."""
+    """Return those of a container of the Deployment of vLLM."""
     spec = pod(documents)
     (found,) = [
         each for each in spec["initContainers"] + spec["containers"] if each["name"] == container

@@ -7,25 +7,26 @@ from __future__ import annotations
 
 import mmap
 from contextlib import suppress
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from kvtrie.errors import ConfigError
 from kvtrie.settings.sizes import all_memory
 
-__all__ = ["all_of_device", "give_back", "given", "paged"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["all_of_device", "give_back", "given", "paged", "pin", "unpin"]
 
 _PAGE = 4096
 
 
-def given(
-    memory: torch.Tensor, units: int, sizes: tuple[int, ...], *, pinned: bool
-) -> torch.Tensor:
+def given(memory: torch.Tensor, units: int, sizes: tuple[int, ...]) -> torch.Tensor:
     """Memory that is there already, as the one plane of a pool.
 
     Raises:
-        ConfigError: other bytes than those of the plane, or memory that cannot be pinned.
+        ConfigError: other bytes than those of the plane.
     """
     wanted = units * sum(sizes)
     if len(sizes) != 1 or memory.nbytes != wanted or memory.dtype != torch.uint8:
@@ -33,12 +34,32 @@ def given(
             f"memory of {memory.nbytes} bytes of {memory.dtype} for a pool: one plane of {wanted} "
             f"bytes of {torch.uint8} wanted, and the layout has {len(sizes)}"
         )
-    if pinned:
-        runtime = cast("Any", torch.cuda.cudart())
-        status = runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
-        if int(status):
-            raise ConfigError(f"{memory.nbytes} bytes of given memory cannot be pinned: {status}")
     return memory.view(units, sizes[0])
+
+
+def pin(planes: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """Register memory with CUDA, so that a device copies from and to it; return its addresses.
+
+    The caching allocator of torch takes the next power of two of bytes instead.
+
+    Raises:
+        ConfigError: memory that cannot be pinned; none is then.
+    """
+    runtime, done = cast("Any", torch.cuda.cudart()), list[int]()
+    for plane in planes:
+        status = runtime.cudaHostRegister(plane.data_ptr(), plane.nbytes, 0)
+        if int(status):
+            unpin(done)
+            raise ConfigError(f"{plane.nbytes} bytes of host memory cannot be pinned: {status}")
+        done.append(plane.data_ptr())
+    return tuple(done)
+
+
+def unpin(addresses: Iterable[int]) -> None:
+    """End what `pin` has begun."""
+    runtime = cast("Any", torch.cuda.cudart())
+    for address in addresses:
+        runtime.cudaHostUnregister(address)
 
 
 def all_of_device(device: torch.device) -> int:
@@ -48,15 +69,13 @@ def all_of_device(device: torch.device) -> int:
     return all_memory() if device.type == "cpu" else 0
 
 
-def give_back(device: torch.device, *, pinned: bool) -> None:
+def give_back(device: torch.device) -> None:
     """Let the system have what torch keeps of memory that was freed."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    if pinned:
-        vars(vars(torch)["_C"])["_host_emptyCache"]()  # torch has no public name for it
 
 
-def paged(units: int, size: int, device: torch.device | str, *, pinned: bool) -> torch.Tensor:
+def paged(units: int, size: int, device: torch.device | str) -> torch.Tensor:
     """Memory of `units` times `size` bytes that starts on a page, as direct I/O wants it.
 
     Raises:
@@ -64,7 +83,7 @@ def paged(units: int, size: int, device: torch.device | str, *, pinned: bool) ->
     """
     length = units * size
     try:
-        return _paged(units, size, device, pinned=pinned)
+        return _paged(units, size, device)
     except (OSError, ValueError, OverflowError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise ConfigError(
@@ -73,9 +92,9 @@ def paged(units: int, size: int, device: torch.device | str, *, pinned: bool) ->
         ) from error
 
 
-def _paged(units: int, size: int, device: torch.device | str, *, pinned: bool) -> torch.Tensor:
+def _paged(units: int, size: int, device: torch.device | str) -> torch.Tensor:
     length = units * size
-    if torch.device(device).type == "cpu" and not pinned:
+    if torch.device(device).type == "cpu":
         # Large pages at least halve the address ranges that a device has to look up.
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         memory = mmap.mmap(-1, length, flags=private)
@@ -83,6 +102,6 @@ def _paged(units: int, size: int, device: torch.device | str, *, pinned: bool) -
             with suppress(OSError):  # a kernel without them
                 memory.madvise(mmap.MADV_HUGEPAGE)
         return torch.frombuffer(memory, dtype=torch.uint8).view(units, size)
-    whole = torch.empty(length + _PAGE, dtype=torch.uint8, device=device, pin_memory=pinned)
+    whole = torch.empty(length + _PAGE, dtype=torch.uint8, device=device)
     start = -whole.data_ptr() % _PAGE
     return whole[start : start + length].view(units, size)

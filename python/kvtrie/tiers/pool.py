@@ -18,8 +18,9 @@ scatter one call per tensor; `adopt` exchanges two numbers.
 from __future__ import annotations
 
 import math
+import weakref
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,13 +29,14 @@ from kvtrie.errors import ClosedError, ConfigError
 from kvtrie.kernels import copy_rows
 from kvtrie.settings.sizes import check_exists
 from kvtrie.tiers import conversion
-from kvtrie.tiers.allocation import all_of_device, give_back, given, paged
+from kvtrie.tiers.allocation import all_of_device, give_back, given, paged, pin, unpin
 from kvtrie.tiers.block_format import FORMAT
 from kvtrie.tiers.group_slots import GroupSlots
 from kvtrie.tiers.slot_numbers import SlotNumbers
 from kvtrie.tiers.token_rows import TokenRows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Self
 
     from numpy.typing import NDArray
@@ -72,7 +74,7 @@ class Pool(SlotNumbers):
             be converted to, more bytes than the device has, or numbers that cannot be.
     """
 
-    _registered: torch.Tensor | None = None  # given memory that this pool has pinned
+    _unpin: Callable[[], object] | None = None  # of memory that this pool has pinned
 
     def __init__(
         self,
@@ -106,15 +108,23 @@ class Pool(SlotNumbers):
         else:  # K and V of a unit, and all groups, are in one plane
             sizes, units = (self.slots.wide,), self.slots.nbytes // self.slots.wide
         if memory is not None:
-            plane = given(memory, units, sizes, pinned=pinned)
-            self._registered = plane if pinned else None
-            return (plane,)
+            return self._pinned((given(memory, units, sizes),), pinned=pinned)
         # Asked first: the kernel promises more memory than there is, and ends a process later.
         wanted, there = units * sum(sizes), all_of_device(torch.device(device))
         check_exists(f"a pool of {self.blocks} blocks", wanted, there, f"the memory of {device}")
-        planes = tuple(paged(units, size, device, pinned=pinned) for size in sizes)
+        planes = tuple(paged(units, size, device) for size in sizes)
         for plane in planes:
             plane.zero_()  # touch every page now; the first copy would pay for it otherwise
+        return self._pinned(planes, pinned=pinned)
+
+    def _pinned(
+        self, planes: tuple[torch.Tensor, ...], *, pinned: bool
+    ) -> tuple[torch.Tensor, ...]:
+        """The planes, registered with CUDA if they shall be pinned, until the pool is gone."""
+        if pinned:
+            end = weakref.finalize(self, unpin, pin(planes))
+            end.atexit = False  # CUDA may be gone by then, and the process gives all back
+            self._unpin = end
         return planes
 
     @classmethod
@@ -196,14 +206,13 @@ class Pool(SlotNumbers):
             self._rest.close()
         if not self._planes:
             return
-        device, pinned = self._planes[0].device, self._planes[0].is_pinned()
-        if self._registered is not None:
-            runtime = cast("Any", torch.cuda.cudart())
-            runtime.cudaHostUnregister(self._registered.data_ptr())
-        self._planes = self._registered = None
+        device = self._planes[0].device
+        if self._unpin is not None:
+            self._unpin()
+        self._planes = None
         for view in ("_tokens", "pages"):
             vars(self).pop(view, None)
-        give_back(device, pinned=pinned)
+        give_back(device)
 
     @property
     def device(self) -> torch.device:
