@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = Path("rust/core")
-SUITES = ("contract", "scenarios", "model", "groups", "trie", "lib")
+SUITES = ("contract", "scenarios", "model", "groups", "lib")
 FAILED = re.compile(r"^test (\S+) .*FAILED$", re.MULTILINE)
 LIMIT_S = 900
 
@@ -121,7 +121,7 @@ MUTATIONS = (
         "trie.rs",
         "return (self.tokens(block + 1) == tokens).then_some(block + 1),",
         "return Some(block + 1),",
-        "trie",
+        "lib",
     ),
     Mutation(
         "a block that is on its way down leaves the tier that it goes to",

@@ -9,11 +9,8 @@ use std::time::Duration;
 
 use criterion::measurement::{Measurement, WallTime};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kvtrie_core::block::{Departure, Layers};
-use kvtrie_core::cost::CostModel;
-use kvtrie_core::eviction::EvictionIndex;
-use kvtrie_core::hint::Band;
-use kvtrie_core::policy::{Facts, LastUse, Reload, by_name};
+use kvtrie_core::internals::{Band, Departure, EvictionIndex, Facts, LastUse, Reload, by_name};
+use kvtrie_core::{CostModel, Layers};
 
 const SIZE: u32 = 1_000_000;
 /// Victims that are timed together: the clock takes as long as one of them.

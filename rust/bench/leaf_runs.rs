@@ -18,8 +18,7 @@ use std::time::Duration;
 
 use criterion::measurement::{Measurement, WallTime};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kvtrie_core::block::{LeaseId, Token};
-use kvtrie_core::manager::{Acquire, Manager, Settings};
+use kvtrie_core::{Acquire, LeaseId, Manager, Settings, Token};
 use trace::Random;
 
 const POOL: u32 = 1_000_000;

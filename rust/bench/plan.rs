@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use kvtrie_core::plan::{self, Source, Step};
+use kvtrie_core::internals::{Source, Step, solve};
 
 fn plans(c: &mut Criterion) {
     let mut group = c.benchmark_group("plan of 256 blocks");
@@ -24,8 +24,8 @@ fn plans(c: &mut Criterion) {
     };
     for (name, holes) in [("every eighth a hole", 8), ("every third", 3)] {
         let steps = steps(holes);
-        assert!(plan::solve(&steps, &[0]).exact);
-        group.bench_function(name, |b| b.iter(|| plan::solve(black_box(&steps), &[0])));
+        assert!(solve(&steps, &[0]).exact);
+        group.bench_function(name, |b| b.iter(|| solve(black_box(&steps), &[0])));
     }
     group.finish();
 }

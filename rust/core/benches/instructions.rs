@@ -9,9 +9,7 @@ mod trace;
 
 use std::hint::black_box;
 
-use kvtrie_core::block::{LeaseId, Token};
-use kvtrie_core::manager::{Acquire, Manager, Mark};
-use kvtrie_core::scope::Scope;
+use kvtrie_core::{Acquire, LeaseId, Manager, Mark, Scope, Token};
 use trace::{Random, Request, Trace};
 
 const POOL: u32 = 30_000;

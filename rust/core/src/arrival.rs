@@ -9,11 +9,11 @@ use crate::block::{Layers, MoveId};
 use crate::time::Nanos;
 
 /// A few moves; most copies wait for one at most.
-pub type MoveIds = SmallVec<[MoveId; 2]>;
+pub(crate) type MoveIds = SmallVec<[MoveId; 2]>;
 
 /// Moves in flight to one block on one tier.
 #[derive(Clone, Debug)]
-pub struct Arrival {
+pub(crate) struct Arrival {
     /// The layers resident once all have ended.
     pub target: Layers,
     /// The moves that have not ended; none if the caller marked the copy.
@@ -31,7 +31,7 @@ pub struct Arrival {
 impl Arrival {
     /// All of `target` in flight, none landed.
     #[must_use]
-    pub fn new(target: Layers, moves: MoveIds, first: Nanos, ready: Nanos) -> Self {
+    pub(crate) fn new(target: Layers, moves: MoveIds, first: Nanos, ready: Nanos) -> Self {
         Self { target, moves, landed: SmallVec::new(), first, ready, failed: false }
     }
 }

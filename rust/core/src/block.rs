@@ -57,7 +57,7 @@ impl From<TierId> for Place {
 
 /// The layers of one group in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Part {
+pub(crate) struct Part {
     /// Group of layers.
     pub group: GroupId,
     /// Block.

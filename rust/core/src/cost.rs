@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::time::Nanos;
 
 /// Cost one in class units: costs are ranked as integers in units of 2^-40.
-pub const ONE: u64 = 1 << 40;
+pub(crate) const ONE: u64 = 1 << 40;
 
 /// The largest class number; a class times an idle time then fits in 128 bits.
 const MOST: u64 = 1 << 62;
@@ -207,7 +207,7 @@ pub fn layer_weight(layer: u16, layers: u16, departure: Departure) -> f64 {
 
 /// The sum of [`layer_weight`] over `resident`, cut to the model's `layers`.
 #[must_use]
-pub fn layers_weight(resident: Layers, layers: u16, departure: Departure) -> f64 {
+pub(crate) fn layers_weight(resident: Layers, layers: u16, departure: Departure) -> f64 {
     let resident = resident.meet(Layers::new(0, layers));
     if resident.is_empty() {
         return 0.0;
@@ -231,7 +231,7 @@ pub fn position_weight(block: u32, session_blocks: u32) -> f64 {
 
 /// A cost as a class number: units of 2^-40, rounded. At most 2^62; at least 1 for a positive cost.
 #[must_use]
-pub fn fixed(cost: f64) -> u64 {
+pub(crate) fn fixed(cost: f64) -> u64 {
     let class = whole(cost * real(ONE)).min(MOST);
     if class == 0 && cost > 0.0 { 1 } else { class }
 }

@@ -41,7 +41,7 @@ use crate::policy::{Entry, Facts, Key, LastUse, Needs, Order, Policy, Reuse, by_
 use crate::time::Nanos;
 use crate::visits;
 
-pub use ghosts::GhostTable;
+pub(crate) use ghosts::GhostTable;
 
 use ends::Ends;
 use entries::Entries;

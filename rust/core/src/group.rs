@@ -195,7 +195,7 @@ pub fn longest(
 ///
 /// The tokens of a hole attend to the windows before it: they are there, or computed with an earlier
 /// hole. No state is rolled back, so a group of states computes no hole.
-pub fn longest_over_holes(
+pub(crate) fn longest_over_holes(
     groups: &[Group],
     block_tokens: u64,
     most: u32,

@@ -18,7 +18,7 @@ pub const NORMAL: Priority = 35;
 pub const HIGHEST: Priority = 100;
 
 /// A tenant with a quota on a tier; 0 for all tenants without one.
-pub type Share = u32;
+pub(crate) type Share = u32;
 
 /// Band of a block on a tier: its rank before its value counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -13,30 +13,70 @@
 
 #![forbid(unsafe_code)]
 
-pub mod arrival;
-pub mod block;
-pub mod cost;
-pub mod error;
-pub mod eviction;
-pub mod group;
-pub mod hint;
-pub mod histogram;
-pub mod lane;
-pub mod manager;
-pub mod memory;
-pub mod paged_slab;
-pub mod paged_vec;
-pub mod plan;
-pub mod policy;
+mod arrival;
+mod block;
+mod cost;
+mod error;
+mod eviction;
+mod group;
+mod hint;
+mod histogram;
+mod lane;
+mod manager;
+mod memory;
+mod paged_slab;
+mod paged_vec;
+mod plan;
+mod policy;
 mod private_slots;
-pub mod record;
-pub mod recurrence;
-pub mod residency;
-pub mod scope;
-pub mod tier;
+mod record;
+mod recurrence;
+mod residency;
+mod scope;
+mod tier;
 mod tiers;
-pub mod time;
+mod time;
 mod transfer;
-pub mod trie;
-pub mod u32_map;
-pub mod visits;
+mod trie;
+mod u32_map;
+mod visits;
+
+pub use block::{
+    BlockId, GroupId, Handle, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, Place, Slot, Structure,
+    TierId, Token,
+};
+pub use cost::{CostModel, Objective, layer_weight, position_weight};
+pub use error::{Error, Result};
+pub use group::{Group, GroupKind, longest, page_bytes};
+pub use hint::{
+    Answer, HIGHEST, Hint, HintCode, HintReply, NORMAL, Priority, Release, Retain, Target,
+};
+pub use histogram::Histogram;
+pub use lane::{LaneId, LaneSpec, Lanes, Transmission};
+pub use manager::{
+    Acquire, Action, Asked, BlockEvent, BlockEventKind, BlockTokens, Cause, Committed, Contents,
+    Copy, DropOrder, Event, Eviction, ExpectedSession, Explanation, Failed, Groups, Lease,
+    LoadMode, MOST_FAILED, Manager, Mark, Match, MatchedBlock, Miss, MissBranch, MissCause, Move,
+    MoveKind, Occupancy, OpenMiss, Outcome, PinId, Plan, Reason, RequestStats, Row, Settings, Span,
+    TierStats, TierTimes, Unpriced,
+};
+pub use plan::pipeline::finish as pipeline_finish;
+pub use policy::NAMES as POLICIES;
+pub use record::{BlockKey, Label, Record, ScopeOwner, Usage, Wanted, keys_of, scope_key, sound};
+pub use residency::GroupSlots;
+pub use scope::{FIRST_DIGEST, Scope};
+pub use tier::{Kind, Owner, TierSpec, Write};
+pub use time::{DAY, NEVER, Nanos};
+pub use trie::Query;
+
+/// Parts that benches and tests measure. They are no API and change without notice.
+#[doc(hidden)]
+pub mod internals {
+    pub use crate::block::Departure;
+    pub use crate::eviction::EvictionIndex;
+    pub use crate::hint::Band;
+    pub use crate::plan::{Source, Step, solve};
+    pub use crate::policy::{Facts, LastUse, Reload, by_name};
+    #[cfg(any(test, debug_assertions))]
+    pub use crate::visits::during as visits_during;
+}

@@ -13,7 +13,7 @@ const LARGE: usize = 64 << 20;
 ///
 /// # Errors
 /// [`Error::Config`] with their purpose `what`, if not.
-pub fn check(bytes: usize, what: impl FnOnce() -> String) -> Result<()> {
+pub(crate) fn check(bytes: usize, what: impl FnOnce() -> String) -> Result<()> {
     if bytes < LARGE {
         return Ok(());
     }

@@ -7,11 +7,11 @@ use std::ops::{Index, IndexMut};
 use crate::paged_vec::PagedVec;
 
 /// Index of a value.
-pub type SlabIndex = u32;
+pub(crate) type SlabIndex = u32;
 
 /// Slab of values.
 #[derive(Clone, Debug)]
-pub struct PagedSlab<T> {
+pub(crate) struct PagedSlab<T> {
     values: PagedVec<T>,
     /// The highest index ever used, plus 1.
     bound: SlabIndex,
@@ -21,12 +21,12 @@ pub struct PagedSlab<T> {
 impl<T: Clone> PagedSlab<T> {
     /// An empty slab; `vacant` fills indices that were never used.
     #[must_use]
-    pub fn new(vacant: T) -> Self {
+    pub(crate) fn new(vacant: T) -> Self {
         Self { values: PagedVec::new(vacant), bound: 0, free: Vec::new() }
     }
 
     /// Adds a value and returns its index.
-    pub fn insert(&mut self, value: T) -> SlabIndex {
+    pub(crate) fn insert(&mut self, value: T) -> SlabIndex {
         let at = self.free.pop().unwrap_or_else(|| {
             self.bound += 1;
             self.bound - 1
@@ -36,21 +36,15 @@ impl<T: Clone> PagedSlab<T> {
     }
 
     /// Frees an index in use. Its value stays readable until the index is reused.
-    pub fn remove(&mut self, at: SlabIndex) {
+    pub(crate) fn remove(&mut self, at: SlabIndex) {
         debug_assert!(at < self.bound, "index {at} was never used");
         self.free.push(at);
     }
 
     /// Highest number of indices in use at once.
-    #[must_use]
-    pub fn bound(&self) -> SlabIndex {
+    #[cfg(test)]
+    pub(crate) fn bound(&self) -> SlabIndex {
         self.bound
-    }
-
-    /// Prefetches the CPU cache line that holds a value.
-    #[inline]
-    pub fn prefetch_line(&self, at: SlabIndex) {
-        self.values.prefetch_line(at);
     }
 }
 

@@ -8,11 +8,11 @@ use std::ops::{Index, IndexMut};
 use prefetch_index::prefetch_index;
 
 /// Values per page: a power of two, small enough that filling one takes microseconds.
-pub const PAGE: usize = 1 << 12;
+pub(crate) const PAGE: usize = 1 << 12;
 
 /// A value for every id below `len`.
 #[derive(Clone, Debug)]
-pub struct PagedVec<T> {
+pub(crate) struct PagedVec<T> {
     pages: Vec<Box<[T; PAGE]>>,
     vacant: T,
 }
@@ -20,12 +20,12 @@ pub struct PagedVec<T> {
 impl<T: Clone> PagedVec<T> {
     /// An empty vector; `vacant` fills the ids that were never written.
     #[must_use]
-    pub fn new(vacant: T) -> Self {
+    pub(crate) fn new(vacant: T) -> Self {
         Self { pages: Vec::new(), vacant }
     }
 
     /// Grows to the ids below `bound`.
-    pub fn reach(&mut self, bound: u32) {
+    pub(crate) fn reach(&mut self, bound: u32) {
         while self.pages.len() * PAGE < bound as usize {
             let page = vec![self.vacant.clone(); PAGE].into_boxed_slice();
             self.pages.push(page.try_into().unwrap_or_else(|_| unreachable!("a whole page")));
@@ -33,7 +33,7 @@ impl<T: Clone> PagedVec<T> {
     }
 
     /// Sets the value of an id, and grows to it.
-    pub fn put(&mut self, id: u32, value: T) {
+    pub(crate) fn put(&mut self, id: u32, value: T) {
         self.reach(id + 1);
         self[id] = value;
     }
@@ -41,13 +41,13 @@ impl<T: Clone> PagedVec<T> {
     /// The value of an id; `None` if the vector does not reach it.
     #[inline]
     #[must_use]
-    pub fn get(&self, id: u32) -> Option<&T> {
+    pub(crate) fn get(&self, id: u32) -> Option<&T> {
         self.pages.get(id as usize / PAGE).map(|page| &page[id as usize % PAGE])
     }
 
     /// Prefetches the CPU cache line that holds an id's value.
     #[inline]
-    pub fn prefetch_line(&self, id: u32) {
+    pub(crate) fn prefetch_line(&self, id: u32) {
         if let Some(page) = self.pages.get(id as usize / PAGE) {
             prefetch_index(&page[..], id as usize % PAGE);
         }
@@ -56,7 +56,7 @@ impl<T: Clone> PagedVec<T> {
     /// Slice of consecutive ids, up to the end of the range or of their page.
     #[inline]
     #[must_use]
-    pub fn stretch(&self, from: u32, to: u32) -> &[T] {
+    pub(crate) fn stretch(&self, from: u32, to: u32) -> &[T] {
         let at = from as usize % PAGE;
         let end = (at + (to - from) as usize).min(PAGE);
         &self.pages[from as usize / PAGE][at..end]
@@ -64,14 +64,14 @@ impl<T: Clone> PagedVec<T> {
 
     /// Mutable [`PagedVec::stretch`].
     #[inline]
-    pub fn stretch_mut(&mut self, from: u32, to: u32) -> &mut [T] {
+    pub(crate) fn stretch_mut(&mut self, from: u32, to: u32) -> &mut [T] {
         let at = from as usize % PAGE;
         let end = (at + (to - from) as usize).min(PAGE);
         &mut self.pages[from as usize / PAGE][at..end]
     }
 
     /// Sets the values of consecutive ids.
-    pub fn fill(&mut self, mut from: u32, to: u32, value: &T) {
+    pub(crate) fn fill(&mut self, mut from: u32, to: u32, value: &T) {
         while from < to {
             let page = self.stretch_mut(from, to);
             page.fill(value.clone());

@@ -6,14 +6,12 @@
 
 mod deadline;
 mod holes;
-pub mod layerwise;
+pub(crate) mod layerwise;
 mod one_lane;
-pub mod pipeline;
+pub(crate) mod pipeline;
 mod several;
 #[cfg(test)]
 mod twin;
-
-pub use one_lane::split;
 
 use crate::time::Nanos;
 
@@ -65,7 +63,7 @@ pub struct Solution {
 /// order. A block is computed after all blocks before it have been computed or have arrived, and
 /// computing one block takes the device whole.
 #[must_use]
-pub fn evaluate(steps: &[Step], load: &[bool], lane_free: &[Nanos]) -> Nanos {
+pub(crate) fn evaluate(steps: &[Step], load: &[bool], lane_free: &[Nanos]) -> Nanos {
     run(steps, load, &mut frees(steps, lane_free))
 }
 

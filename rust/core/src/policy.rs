@@ -18,13 +18,14 @@ use crate::cost::{CostModel, Objective, fixed};
 use crate::error::{Error, Result};
 use crate::time::Nanos;
 
-pub use entry::{Entry, Facts, Key, LastUse, Reload};
-pub use learned::Reuse;
-pub use learned::lives::{Lives, Sampling};
+pub(crate) use entry::{Entry, Key};
+pub use entry::{Facts, LastUse, Reload};
+pub(crate) use learned::Reuse;
+pub(crate) use learned::lives::{Lives, Sampling};
 pub(crate) use learned::{class_of, pack, unpack};
 
 /// Upper bound of the uses that count: few classes, and six bits per ghost.
-pub const MOST_USES: u32 = 32;
+pub(crate) const MOST_USES: u32 = 32;
 
 /// Terms of a cost, as an explanation shows them. Terms that a policy does not use are 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -195,7 +196,7 @@ pub trait Policy: Debug + Send + Sync {
 ///
 /// # Errors
 /// `Config` for such an objective, or if there is no policy of one of the names.
-pub fn check_objective<'a>(
+pub(crate) fn check_objective<'a>(
     names: impl Iterator<Item = &'a str>,
     objective: Objective,
 ) -> Result<()> {
@@ -264,7 +265,7 @@ pub fn by_name(name: &str, reuse: bool) -> Result<Box<dyn Policy>> {
 ///
 /// # Errors
 /// `Config` if there is none.
-pub fn check(name: &str) -> Result<()> {
+pub(crate) fn check(name: &str) -> Result<()> {
     find(name).map(|_| ())
 }
 

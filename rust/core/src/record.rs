@@ -119,7 +119,7 @@ pub fn keys_of(
 }
 
 /// As [`keys_of`], of a sequence with digests at token offsets, in any order of offsets.
-pub fn keys_with(
+pub(crate) fn keys_with(
     scope: BlockKey,
     tokens: &[Token],
     block_tokens: usize,

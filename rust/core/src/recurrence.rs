@@ -10,7 +10,7 @@ use crate::block::Token;
 use crate::trie::content;
 
 /// Tokens of the shortest run that counts.
-pub const RUN: usize = 16;
+pub(crate) const RUN: usize = 16;
 
 /// An empty place of the table.
 const NONE: u32 = u32::MAX;
@@ -79,7 +79,7 @@ impl<'a> Runs<'a> {
 /// For each of `others`, the number of `tokens` that are covered by runs of at least [`RUN`] tokens
 /// that it has too.
 #[must_use]
-pub fn recurring(tokens: &[Token], others: &[&[Token]]) -> Vec<usize> {
+pub(crate) fn recurring(tokens: &[Token], others: &[&[Token]]) -> Vec<usize> {
     let runs = Runs::new(tokens);
     let mut seen = vec![0; runs.class.len()];
     let count = |(number, other): (usize, &&[Token])| {

@@ -35,11 +35,12 @@ use crate::paged_vec::PagedVec;
 use crate::tier::{Residency, ResidencyState, TierSpec};
 use crate::trie::{RunId, Trie};
 
-pub use arena::Arena;
-pub use changes::Change;
-pub use shared::{GroupSlots, ReleasedAt};
-pub use space::{Grant, Space};
-pub use table::ResidencyTable;
+pub(crate) use arena::Arena;
+pub(crate) use changes::Change;
+pub use shared::GroupSlots;
+pub(crate) use shared::ReleasedAt;
+pub(crate) use space::{Grant, Space};
+pub(crate) use table::ResidencyTable;
 
 use shared::Shared;
 
@@ -68,7 +69,7 @@ struct TierBlocks {
 
 /// Trie and residency tables of all blocks; the blocks of a run share a value `T`.
 #[derive(Debug)]
-pub struct Blocks<T> {
+pub(crate) struct Blocks<T> {
     all: Layers,
     trie: Trie<T>,
     tiers: Vec<TierBlocks>,
@@ -90,7 +91,7 @@ impl Residencies {
 impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// No blocks, on tiers of these specifications.
     #[must_use]
-    pub fn new(block_tokens: usize, layers: u16, tiers: &[TierSpec]) -> Self {
+    pub(crate) fn new(block_tokens: usize, layers: u16, tiers: &[TierSpec]) -> Self {
         let held = |spec: &TierSpec| TierBlocks {
             space: Space::new(spec.blocks, layers, spec.layer_slots),
             shared: None,
@@ -109,7 +110,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Gives the tiers, on which nothing is yet, an arena each; `layers` are those of the groups after
     /// the first. What moves read on the tier `above_shared` cannot be taken.
-    pub fn open_groups(
+    pub(crate) fn open_groups(
         &mut self,
         arenas: Vec<Arena>,
         layers: &[u16],
@@ -131,14 +132,14 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// The trie, read-only.
     #[inline]
     #[must_use]
-    pub fn trie(&self) -> &Trie<T> {
+    pub(crate) fn trie(&self) -> &Trie<T> {
         &self.trie
     }
 
     /// A residency table, read-only.
     #[inline]
     #[must_use]
-    pub fn table(&self, place: impl Into<Place>) -> &ResidencyTable {
+    pub(crate) fn table(&self, place: impl Into<Place>) -> &ResidencyTable {
         &self.places[self.number(place.into())].table
     }
 
@@ -155,7 +156,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Whether a place has a block, or a move that has not failed brings it.
     #[must_use]
-    pub fn expects(&self, place: impl Into<Place>, block: BlockId) -> bool {
+    pub(crate) fn expects(&self, place: impl Into<Place>, block: BlockId) -> bool {
         let table = self.table(place);
         let coming = || table.arrival(block).is_some_and(|arrival| !arrival.failed);
         table.fully_resident(block)
@@ -169,32 +170,32 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// A number that increments when a block is added, removed or changes its residency.
     #[inline]
     #[must_use]
-    pub fn generation(&self) -> u64 {
+    pub(crate) fn generation(&self) -> u64 {
         self.generation
     }
 
     /// Continues after the generation of the blocks that these replace.
-    pub fn follow(&mut self, generation: u64) {
+    pub(crate) fn follow(&mut self, generation: u64) {
         self.generation = generation + 1;
     }
 
     // Trie: a block that is added gets an entry in every table.
 
     /// Adds the root of a scope.
-    pub fn add_root(&mut self) -> RunId {
+    pub(crate) fn add_root(&mut self) -> RunId {
         self.generation += 1;
         self.trie.add_root()
     }
 
     /// Removes the root of a scope that has no blocks.
-    pub fn remove_root(&mut self, root: RunId) {
+    pub(crate) fn remove_root(&mut self, root: RunId) {
         self.generation += 1;
         self.trie.remove_root(root);
     }
 
     /// Inserts blocks of these tokens after `parent` (after the root, if none), absent on every
     /// tier, and appends them to `path`.
-    pub fn extend(
+    pub(crate) fn extend(
         &mut self,
         root: RunId,
         parent: Option<BlockId>,
@@ -214,17 +215,21 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     }
 
     /// Changes the values of a path, run by run.
-    pub fn change_values(&mut self, path: &[BlockId], change: impl FnMut(Range<BlockId>, &mut T)) {
+    pub(crate) fn change_values(
+        &mut self,
+        path: &[BlockId],
+        change: impl FnMut(Range<BlockId>, &mut T),
+    ) {
         self.trie.change(path, change);
     }
 
     /// Frees the ids that are reserved after a block's run.
-    pub fn trim(&mut self, block: BlockId) {
+    pub(crate) fn trim(&mut self, block: BlockId) {
         self.trie.trim(block);
     }
 
     /// Removes the last `blocks` blocks of a run, which are absent on every tier.
-    pub fn remove_tail(&mut self, block: BlockId, blocks: u32) {
+    pub(crate) fn remove_tail(&mut self, block: BlockId, blocks: u32) {
         self.generation += 1;
         self.trie.remove_tail(block, blocks);
     }
@@ -232,7 +237,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     // Residencies.
 
     /// Changes a block's residency; the caller allocates and frees the slots.
-    pub fn alter(
+    pub(crate) fn alter(
         &mut self,
         place: impl Into<Place>,
         block: BlockId,
@@ -259,7 +264,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Makes an absent block fully resident in a slot that was taken. In a group after the first nothing
     /// holds it yet: it is listed as released, so that the first to come are the first to be taken.
-    pub fn put(&mut self, place: Place, block: BlockId, slot: Slot) {
+    pub(crate) fn put(&mut self, place: Place, block: BlockId, slot: Slot) {
         self.generation += 1;
         let table = self.table_mut(place);
         table.put(block, slot);
@@ -269,7 +274,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     }
 
     /// Makes absent blocks fully resident on a tier. It must have as many free slots.
-    pub fn put_new(&mut self, tier: TierId, blocks: &[BlockId]) {
+    pub(crate) fn put_new(&mut self, tier: TierId, blocks: &[BlockId]) {
         self.generation += 1;
         let (here, table) = (&mut self.tiers[tier], &mut self.places[tier].table);
         match &mut here.shared {
@@ -289,7 +294,11 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Makes absent blocks fully resident on the first tier in these slots, as far as both go;
     /// returns how many.
-    pub fn put_in(&mut self, blocks: &[BlockId], slots: impl Iterator<Item = Slot>) -> usize {
+    pub(crate) fn put_in(
+        &mut self,
+        blocks: &[BlockId],
+        slots: impl Iterator<Item = Slot>,
+    ) -> usize {
         self.generation += 1;
         let table = &mut self.places[0].table;
         let pairs = blocks.iter().zip(slots);
@@ -300,7 +309,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Evicts consecutive blocks of one run that are fully resident and idle on a tier, and frees
     /// their slots, the last block's first.
-    pub fn evict_run(&mut self, tier: TierId, blocks: Range<BlockId>) {
+    pub(crate) fn evict_run(&mut self, tier: TierId, blocks: Range<BlockId>) {
         self.generation += 1;
         let TierBlocks { space, shared, .. } = &mut self.tiers[tier];
         // Last block first: the free list is a stack, so the first slot is taken first again.
@@ -315,7 +324,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Makes `layers`, at an end of a block's resident range, absent; the caller frees their slots.
     /// Returns the layers that stay.
-    pub fn vacate(&mut self, tier: TierId, block: BlockId, layers: Layers) -> Layers {
+    pub(crate) fn vacate(&mut self, tier: TierId, block: BlockId, layers: Layers) -> Layers {
         let TierBlocks { space, layer_slots, .. } = &mut self.tiers[tier];
         let table = &self.places[tier].table;
         let here = table.get(block);
@@ -340,7 +349,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     }
 
     /// Makes layers resident again in the slot that they were leaving; a store still reads it.
-    pub fn restore(&mut self, tier: TierId, block: BlockId, slot: Slot, held: Layers) {
+    pub(crate) fn restore(&mut self, tier: TierId, block: BlockId, slot: Slot, held: Layers) {
         let TierBlocks { space, layer_slots, .. } = &mut self.tiers[tier];
         let here = self.places[tier].table.get(block);
         let have = here.have.join(held).expect("it can return");
@@ -363,12 +372,12 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     // Moves: one begins to read a block or to bring it, and ends.
 
     /// Begins a read of a block that is fully resident and idle; returns its slot.
-    pub fn begin_read(&mut self, tier: TierId, block: BlockId) -> Slot {
+    pub(crate) fn begin_read(&mut self, tier: TierId, block: BlockId) -> Slot {
         self.places[tier].table.begin_read(block)
     }
 
     /// Begins the arrival of all layers of an absent block in a slot.
-    pub fn begin_arrival(
+    pub(crate) fn begin_arrival(
         &mut self,
         place: impl Into<Place>,
         block: BlockId,
@@ -380,7 +389,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     }
 
     /// Ends the only moves that brought these blocks of one run from `src` to `dst`.
-    pub fn arrived(&mut self, src: TierId, dst: TierId, blocks: Range<BlockId>) {
+    pub(crate) fn arrived(&mut self, src: TierId, dst: TierId, blocks: Range<BlockId>) {
         self.generation += 1;
         self.note_all(dst, blocks.clone(), Layers::NONE, self.all);
         for block in blocks.clone() {
@@ -392,19 +401,32 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     }
 
     /// Attaches an arrival to a block whose state is already arriving.
-    pub fn attach_arrival(&mut self, place: impl Into<Place>, block: BlockId, arrival: Arrival) {
+    pub(crate) fn attach_arrival(
+        &mut self,
+        place: impl Into<Place>,
+        block: BlockId,
+        arrival: Arrival,
+    ) {
         self.generation += 1;
         self.table_mut(place.into()).attach_arrival(block, arrival);
     }
 
     /// The arrival of a block, if it is arriving.
-    pub fn arrival_mut(&mut self, place: impl Into<Place>, block: BlockId) -> Option<&mut Arrival> {
+    pub(crate) fn arrival_mut(
+        &mut self,
+        place: impl Into<Place>,
+        block: BlockId,
+    ) -> Option<&mut Arrival> {
         self.generation += 1;
         self.table_mut(place.into()).arrival_mut(block)
     }
 
     /// Detaches a block's arrival, which has landed or failed.
-    pub fn take_arrival(&mut self, place: impl Into<Place>, block: BlockId) -> Option<Arrival> {
+    pub(crate) fn take_arrival(
+        &mut self,
+        place: impl Into<Place>,
+        block: BlockId,
+    ) -> Option<Arrival> {
         self.generation += 1;
         self.table_mut(place.into()).take_arrival(block)
     }

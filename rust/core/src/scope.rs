@@ -22,10 +22,11 @@ use crate::residency::Blocks;
 use crate::trie::{RunId, Trie};
 use crate::visits;
 
-pub use digests::{Digests, FIRST_DIGEST};
+pub(crate) use digests::Digests;
+pub use digests::FIRST_DIGEST;
 
 /// Index of a scope in the table.
-pub type ScopeId = u32;
+pub(crate) type ScopeId = u32;
 
 /// Description of a scope.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -115,7 +116,7 @@ impl Borrow<[u8]> for Whose {
 
 /// Row of the table.
 #[derive(Clone, Debug)]
-pub struct ScopeEntry {
+pub(crate) struct ScopeEntry {
     /// Owner of its blocks.
     pub whose: Whose,
     /// Root of its blocks in the trie.
@@ -134,7 +135,7 @@ pub struct ScopeEntry {
 
 /// All scopes that have a block, a lease or a hint, and the digests.
 #[derive(Clone, Debug, Default)]
-pub struct Scopes {
+pub(crate) struct Scopes {
     entries: Vec<Option<ScopeEntry>>,
     /// Ids to be reused.
     free: Vec<ScopeId>,
@@ -150,17 +151,17 @@ pub struct Scopes {
 impl Scopes {
     /// The scope of an id in the table.
     #[must_use]
-    pub fn get(&self, id: ScopeId) -> &ScopeEntry {
+    pub(crate) fn get(&self, id: ScopeId) -> &ScopeEntry {
         self.entries[id as usize].as_ref().expect("a scope in use")
     }
 
     /// All scopes with their ids.
-    pub fn all(&self) -> impl Iterator<Item = (ScopeId, &ScopeEntry)> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = (ScopeId, &ScopeEntry)> {
         (0..).zip(&self.entries).filter_map(|(id, entry)| Some((id, entry.as_ref()?)))
     }
 
     /// All scopes of a tenant.
-    pub fn of<'a>(&'a self, tenant: &'a [u8]) -> impl Iterator<Item = &'a ScopeEntry> + 'a {
+    pub(crate) fn of<'a>(&'a self, tenant: &'a [u8]) -> impl Iterator<Item = &'a ScopeEntry> + 'a {
         let first = name(tenant, "");
         let from = (Bound::Included(&*first), Bound::Unbounded);
         let all: Vec<ScopeId> = self
@@ -174,18 +175,18 @@ impl Scopes {
     }
 
     /// Adds a holder, until [`Scopes::let_go`].
-    pub fn hold(&mut self, id: ScopeId) {
+    pub(crate) fn hold(&mut self, id: ScopeId) {
         self.entries[id as usize].as_mut().expect("a scope in use").holders += 1;
     }
 
     /// Undoes one [`Scopes::hold`].
-    pub fn let_go(&mut self, id: ScopeId) {
+    pub(crate) fn let_go(&mut self, id: ScopeId) {
         self.entries[id as usize].as_mut().expect("a scope in use").holders -= 1;
         self.emptied(id);
     }
 
     /// The last block of a scope may have left.
-    pub fn emptied(&mut self, id: ScopeId) {
+    pub(crate) fn emptied(&mut self, id: ScopeId) {
         let entry = self.entries[id as usize].as_mut().expect("a scope in use");
         if !std::mem::replace(&mut entry.left, true) {
             self.left.push(id);
@@ -194,14 +195,18 @@ impl Scopes {
 
     /// Whether a scope has a block or a holder.
     #[must_use]
-    pub fn in_use<T: Copy + PartialEq + Default>(&self, id: ScopeId, trie: &Trie<T>) -> bool {
+    pub(crate) fn in_use<T: Copy + PartialEq + Default>(
+        &self,
+        id: ScopeId,
+        trie: &Trie<T>,
+    ) -> bool {
         let entry = self.entries[id as usize].as_ref();
         entry.is_some_and(|entry| entry.holders > 0 || !trie.has_no_blocks(entry.root))
     }
 
     /// Removes empty scopes. Called at the beginning of a call that may add one, when no id of them is
     /// in use, since ids are reused.
-    pub fn sweep<T: Copy + PartialEq + Default>(&mut self, blocks: &mut Blocks<T>) {
+    pub(crate) fn sweep<T: Copy + PartialEq + Default>(&mut self, blocks: &mut Blocks<T>) {
         while let Some(id) = self.left.pop() {
             let used = self.in_use(id, blocks.trie());
             let slot = &mut self.entries[id as usize];
@@ -222,7 +227,7 @@ impl Scopes {
 
     /// Broken invariants, where `held` counts the holders of each scope.
     #[must_use]
-    pub fn audit<T: Copy + PartialEq + Default>(
+    pub(crate) fn audit<T: Copy + PartialEq + Default>(
         &self,
         trie: &Trie<T>,
         mut held: BTreeMap<ScopeId, u32>,
@@ -256,7 +261,7 @@ impl Scopes {
     ///
     /// # Errors
     /// [`Error::Config`] if it was used with another structure.
-    pub fn find(&self, scope: &Scope) -> Result<Option<ScopeId>> {
+    pub(crate) fn find(&self, scope: &Scope) -> Result<Option<ScopeId>> {
         let found = if scope.is_plain() {
             self.plain
         } else {
@@ -276,7 +281,7 @@ impl Scopes {
 
     /// Adds a scope that [`Scopes::find`] does not find. It is removed at the next call unless it has a
     /// holder or a block by then.
-    pub fn add<T: Copy + PartialEq + Default>(
+    pub(crate) fn add<T: Copy + PartialEq + Default>(
         &mut self,
         scope: &Scope,
         default: Structure,

@@ -95,7 +95,7 @@ pub struct TierSpec {
 
 /// State of a residency.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum ResidencyState {
+pub(crate) enum ResidencyState {
     /// No layer is resident.
     #[default]
     Absent,
@@ -109,7 +109,7 @@ pub enum ResidencyState {
 
 /// Residency of a block on a tier: one contiguous range of layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Residency {
+pub(crate) struct Residency {
     /// The slot, or with layer slots the row of slots.
     pub slot: u32,
     /// Valid layers.
@@ -129,7 +129,7 @@ impl Default for Residency {
 impl Residency {
     /// The layers that a plan may count on.
     #[must_use]
-    pub fn usable(&self) -> Layers {
+    pub(crate) fn usable(&self) -> Layers {
         if self.state == ResidencyState::Bad { Layers::NONE } else { self.have }
     }
 }

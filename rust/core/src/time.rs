@@ -13,14 +13,14 @@ pub const NEVER: Nanos = Nanos::MAX;
 /// Stored time of a use, up to 146 years before the clock's zero.
 ///
 /// A use that another manager saw, before this machine or process started, keeps its age.
-pub type Stamp = u64;
+pub(crate) type Stamp = u64;
 
 /// The clock's zero among the stamps.
 const ZERO: Stamp = 1 << 62;
 
 /// The stamp of a time of the clock.
 #[must_use]
-pub fn stamp(now: Nanos) -> Stamp {
+pub(crate) fn stamp(now: Nanos) -> Stamp {
     now.saturating_add(ZERO)
 }
 
@@ -29,7 +29,7 @@ pub const DAY: Nanos = 24 * 3600 * 1_000_000_000;
 
 /// Latest time, with counts of calls with an earlier time or one far ahead.
 #[derive(Clone, Debug)]
-pub struct Clock {
+pub(crate) struct Clock {
     last: Nanos,
     /// Times up to here are accepted at once.
     until: Nanos,
@@ -49,7 +49,7 @@ impl Default for Clock {
 impl Clock {
     /// Takes the caller's `now` and returns the time to use: the latest one if `now` is earlier, or
     /// if it is more than a day later and the call before does not confirm that.
-    pub fn advance(&mut self, now: Nanos) -> Nanos {
+    pub(crate) fn advance(&mut self, now: Nanos) -> Nanos {
         if now > self.until && !self.borne_out(now) {
             self.doubt = Some(now);
             self.doubted += 1;
@@ -69,7 +69,7 @@ impl Clock {
 
     /// The time that [`Clock::advance`] would return, for calls that change nothing.
     #[must_use]
-    pub fn read(&self, now: Nanos) -> Nanos {
+    pub(crate) fn read(&self, now: Nanos) -> Nanos {
         let believed = now <= self.until || self.borne_out(now);
         if believed { now.max(self.last) } else { self.last }
     }
@@ -80,26 +80,26 @@ impl Clock {
     }
 
     /// Resets the time, not the counters: the next call is accepted again.
-    pub fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         let Self { clamped, doubted, .. } = *self;
         *self = Self { clamped, doubted, ..Self::default() };
     }
 
     /// The latest time seen.
     #[must_use]
-    pub fn last(&self) -> Nanos {
+    pub(crate) fn last(&self) -> Nanos {
         self.last
     }
 
     /// Number of calls with a time below the latest one.
     #[must_use]
-    pub fn clamped(&self) -> u64 {
+    pub(crate) fn clamped(&self) -> u64 {
         self.clamped
     }
 
     /// Number of calls with a time that was not accepted.
     #[must_use]
-    pub fn doubted(&self) -> u64 {
+    pub(crate) fn doubted(&self) -> u64 {
         self.doubted
     }
 }

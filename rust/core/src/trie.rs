@@ -17,6 +17,8 @@
 
 mod audit;
 mod ids;
+#[cfg(test)]
+mod model;
 mod prefetch;
 mod query;
 mod run;
@@ -33,9 +35,9 @@ use crate::paged_vec::{PAGE, PagedVec};
 use crate::u32_map::U32Map;
 
 pub use query::Query;
-pub use run::RunId;
+pub(crate) use run::RunId;
 pub(crate) use tags::content;
-pub use tags::{GROUP, GroupSlice, sample_hash};
+pub(crate) use tags::{GROUP, GroupSlice, sample_hash};
 
 use ids::Ids;
 use run::{NONE, Run};
@@ -46,7 +48,7 @@ const RESERVE: u32 = 8;
 
 /// Trie of all scopes. Block ids are reused; a handle carries a generation, so a stale one fails.
 #[derive(Clone, Debug)]
-pub struct Trie<T = ()> {
+pub(crate) struct Trie<T = ()> {
     block_tokens: usize,
     runs: PagedVec<Run<T>>,
     bound: RunId,
@@ -64,7 +66,7 @@ pub struct Trie<T = ()> {
 impl<T: Copy + PartialEq + Default> Trie<T> {
     /// An empty trie of blocks of `block_tokens` tokens.
     #[must_use]
-    pub fn new(block_tokens: usize) -> Self {
+    pub(crate) fn new(block_tokens: usize) -> Self {
         Self {
             block_tokens,
             runs: PagedVec::new(Run::new(NONE, 0, T::default())),
@@ -80,19 +82,19 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     }
 
     /// Adds the root of a scope.
-    pub fn add_root(&mut self) -> RunId {
+    pub(crate) fn add_root(&mut self) -> RunId {
         self.roots += 1;
         self.new_run(Run::new(NONE, 0, T::default()))
     }
 
     /// Whether a scope's root has no blocks.
     #[must_use]
-    pub fn has_no_blocks(&self, root: RunId) -> bool {
+    pub(crate) fn has_no_blocks(&self, root: RunId) -> bool {
         self.runs[root].child == NONE
     }
 
     /// Removes the root of a scope without a block; its id may be given out again.
-    pub fn remove_root(&mut self, root: RunId) {
+    pub(crate) fn remove_root(&mut self, root: RunId) {
         debug_assert!(self.has_no_blocks(root), "root {root} has blocks");
         self.roots -= 1;
         self.free_runs.push(root);
@@ -100,49 +102,49 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
 
     /// Number of blocks.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.blocks
     }
 
     /// Whether there is no block.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
         self.blocks == 0
     }
 
     /// One more than the largest block id ever allocated.
     #[must_use]
-    pub fn bound(&self) -> BlockId {
+    pub(crate) fn bound(&self) -> BlockId {
         self.ids.bound()
     }
 
     /// Bytes of token memory that `blocks` more blocks would add.
     #[must_use]
-    pub fn growth(&self, blocks: usize) -> usize {
+    pub(crate) fn growth(&self, blocks: usize) -> usize {
         self.token_pages.growth(self.len().saturating_add(blocks).max(self.ids.bound() as usize))
     }
 
     /// Number of runs that the blocks form.
     #[must_use]
-    pub fn runs(&self) -> usize {
+    pub(crate) fn runs(&self) -> usize {
         (self.bound - self.roots) as usize - self.free_runs.len()
     }
 
     /// Whether a block has this id now.
     #[must_use]
-    pub fn alive(&self, block: BlockId) -> bool {
+    pub(crate) fn alive(&self, block: BlockId) -> bool {
         self.ids.run_of(block) != NONE
     }
 
     /// The handle of a block.
     #[must_use]
-    pub fn handle(&self, block: BlockId) -> Handle {
+    pub(crate) fn handle(&self, block: BlockId) -> Handle {
         Handle::new(block, u32::from(self.generations[block]))
     }
 
     /// The handles of consecutive blocks of one path.
     #[must_use]
-    pub fn handles(&self, path: &[BlockId]) -> Vec<Handle> {
+    pub(crate) fn handles(&self, path: &[BlockId]) -> Vec<Handle> {
         let mut handles = Vec::with_capacity(path.len());
         for (run, _) in self.along(path) {
             let generations = self.generations.stretch(run.start, run.end);
@@ -154,7 +156,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
 
     /// The block of a handle, unless it was removed since.
     #[must_use]
-    pub fn resolve(&self, handle: Handle) -> Option<BlockId> {
+    pub(crate) fn resolve(&self, handle: Handle) -> Option<BlockId> {
         let block = handle.id();
         (self.alive(block) && u32::from(self.generations[block]) == handle.generation())
             .then_some(block)
@@ -162,7 +164,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
 
     /// Number of blocks before this one on its path.
     #[must_use]
-    pub fn depth(&self, block: BlockId) -> u32 {
+    pub(crate) fn depth(&self, block: BlockId) -> u32 {
         let run = self.run_of(block);
         run.depth + (block - run.first)
     }
@@ -170,7 +172,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     /// Number of blocks before the branchless chain that this block is in. Cost: O(runs of the
     /// chain).
     #[must_use]
-    pub fn start(&self, block: BlockId) -> u32 {
+    pub(crate) fn start(&self, block: BlockId) -> u32 {
         let mut run = self.run_of(block);
         loop {
             let above = &self.runs[run.parent];
@@ -184,31 +186,31 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
 
     /// The tokens of one block.
     #[must_use]
-    pub fn tokens(&self, block: BlockId) -> &[Token] {
+    pub(crate) fn tokens(&self, block: BlockId) -> &[Token] {
         self.token_pages.of(block, 1)
     }
 
     /// The tokens of consecutive blocks of one run.
     #[must_use]
-    pub fn tokens_of(&self, blocks: Range<BlockId>) -> &[Token] {
+    pub(crate) fn tokens_of(&self, blocks: Range<BlockId>) -> &[Token] {
         self.token_pages.of(blocks.start, blocks.end - blocks.start)
     }
 
     /// The caller's value of a block, shared by its run.
     #[must_use]
-    pub fn value(&self, block: BlockId) -> &T {
+    pub(crate) fn value(&self, block: BlockId) -> &T {
         &self.run_of(block).value
     }
 
     /// The blocks of this block's run.
     #[must_use]
-    pub fn run(&self, block: BlockId) -> Range<BlockId> {
+    pub(crate) fn run(&self, block: BlockId) -> Range<BlockId> {
         let run = self.run_of(block);
         run.first..run.first + run.blocks
     }
 
     /// Consecutive blocks of one path, run by run, each with the run's value.
-    pub fn along<'a>(
+    pub(crate) fn along<'a>(
         &'a self,
         path: &'a [BlockId],
     ) -> impl Iterator<Item = (Range<BlockId>, &'a T)> + 'a {
@@ -225,7 +227,11 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
 
     /// Changes the values of consecutive blocks of one path, run by run. Splits the runs that reach
     /// beyond them; merges neighbours whose values became equal.
-    pub fn change(&mut self, path: &[BlockId], mut change: impl FnMut(Range<BlockId>, &mut T)) {
+    pub(crate) fn change(
+        &mut self,
+        path: &[BlockId],
+        mut change: impl FnMut(Range<BlockId>, &mut T),
+    ) {
         let (mut rest, mut before) = (path, NONE);
         while let Some(&first) = rest.first() {
             before = self.isolate(before, first, rest.len());
@@ -241,14 +247,14 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
 
     /// The block before this one; none for the first of its scope.
     #[must_use]
-    pub fn parent(&self, block: BlockId) -> Option<BlockId> {
+    pub(crate) fn parent(&self, block: BlockId) -> Option<BlockId> {
         let run = self.run_of(block);
         if block > run.first { Some(block - 1) } else { self.runs[run.parent].last() }
     }
 
     /// The root of the scope that a block belongs to. Cost: O(runs above it).
-    #[must_use]
-    pub fn root(&self, block: BlockId) -> RunId {
+    #[cfg(test)]
+    pub(crate) fn root(&self, block: BlockId) -> RunId {
         let mut run = self.ids.run_of(block);
         while self.runs[run].parent != NONE {
             run = self.runs[run].parent;
@@ -257,7 +263,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     }
 
     /// The blocks directly after this one.
-    pub fn children(&self, block: BlockId) -> impl Iterator<Item = BlockId> + '_ {
+    pub(crate) fn children(&self, block: BlockId) -> impl Iterator<Item = BlockId> + '_ {
         let run = self.run_of(block);
         let next = (run.last() != Some(block)).then_some(block + 1);
         let branches = if next.is_some() { NONE } else { run.child };
@@ -266,18 +272,18 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
 
     /// Whether a block has no sibling.
     #[must_use]
-    pub fn only_child(&self, block: BlockId) -> bool {
+    pub(crate) fn only_child(&self, block: BlockId) -> bool {
         let run = self.run_of(block);
         block > run.first || (run.previous, run.next) == (NONE, NONE)
     }
 
     /// The first blocks of a scope's paths.
-    pub fn first_blocks(&self, root: RunId) -> impl Iterator<Item = BlockId> + '_ {
+    pub(crate) fn first_blocks(&self, root: RunId) -> impl Iterator<Item = BlockId> + '_ {
         self.siblings(self.runs[root].child).map(|child| self.runs[child].first)
     }
 
     /// Appends the blocks of the longest known prefix of `query` to `path`; full blocks only.
-    pub fn walk(&self, root: RunId, query: Query<'_>, path: &mut Vec<BlockId>) {
+    pub(crate) fn walk(&self, root: RunId, query: Query<'_>, path: &mut Vec<BlockId>) {
         let size = self.block_tokens;
         let mut run = root;
         let mut rest = query;
@@ -306,7 +312,12 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
 
     /// The child of `parent` (of the root, if none) that has these tokens.
     #[must_use]
-    pub fn child(&self, root: RunId, parent: Option<BlockId>, tokens: &[Token]) -> Option<BlockId> {
+    pub(crate) fn child(
+        &self,
+        root: RunId,
+        parent: Option<BlockId>,
+        tokens: &[Token],
+    ) -> Option<BlockId> {
         let run = match parent {
             None => root,
             Some(block) if self.run_of(block).last() == Some(block) => self.ids.run_of(block),
@@ -317,7 +328,8 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     }
 
     /// Inserts a block after `parent` (after the root, if none). [`Trie::child`] must not find it.
-    pub fn insert(
+    #[cfg(test)]
+    pub(crate) fn insert(
         &mut self,
         root: RunId,
         parent: Option<BlockId>,
@@ -331,7 +343,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
 
     /// Inserts consecutive blocks, the first after `parent` (after the root, if none), and appends
     /// them to `path`. [`Trie::child`] must not find the first.
-    pub fn extend(
+    pub(crate) fn extend(
         &mut self,
         root: RunId,
         parent: Option<BlockId>,
@@ -404,20 +416,21 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     }
 
     /// Frees the ids reserved after a block's run.
-    pub fn trim(&mut self, block: BlockId) {
+    pub(crate) fn trim(&mut self, block: BlockId) {
         let run = &mut self.runs[self.ids.run_of(block)];
         let (first, reserved) = (run.first + run.blocks, std::mem::take(&mut run.reserved));
         self.ids.give(first, reserved);
     }
 
     /// Removes a block without children; its id may be reused.
-    pub fn remove(&mut self, block: BlockId) {
+    #[cfg(test)]
+    pub(crate) fn remove(&mut self, block: BlockId) {
         self.remove_tail(block, 1);
     }
 
     /// Removes the last `blocks` blocks of a childless run that ends with `block`; their ids may be
     /// reused.
-    pub fn remove_tail(&mut self, block: BlockId, blocks: u32) {
+    pub(crate) fn remove_tail(&mut self, block: BlockId, blocks: u32) {
         debug_assert!(self.children(block).next().is_none());
         let id = self.ids.run_of(block);
         let parent = self.runs[id].parent;

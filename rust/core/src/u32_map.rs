@@ -10,8 +10,6 @@
 //! hash   63..56 table   .. 24 and up: home in the table
 //! ```
 
-use prefetch_index::prefetch_index;
-
 /// Number of tables.
 const TABLES: usize = 256;
 
@@ -39,7 +37,7 @@ struct Table {
 
 /// Multimap with values below `u32::MAX`.
 #[derive(Clone, Debug)]
-pub struct U32Map {
+pub(crate) struct U32Map {
     tables: Vec<Table>,
     len: usize,
 }
@@ -53,46 +51,37 @@ impl Default for U32Map {
 impl U32Map {
     /// Number of entries.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
     /// Whether there is no entry.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// The value of a key that `meant` selects.
     #[inline]
     #[must_use]
-    pub fn find(&self, key: u32, meant: impl FnMut(u32) -> bool) -> Option<u32> {
+    pub(crate) fn find(&self, key: u32, meant: impl FnMut(u32) -> bool) -> Option<u32> {
         let table = &self.tables[table(key)];
         Some(table.places[table.find(key, meant)?].value)
     }
 
     /// Adds an entry.
-    pub fn insert(&mut self, key: u32, value: u32) {
+    pub(crate) fn insert(&mut self, key: u32, value: u32) {
         debug_assert!(value != VACANT, "{value} is reserved for vacant places");
         self.len += 1;
         self.tables[table(key)].insert(MapEntry { key, value });
     }
 
     /// Removes the entry of a key that `meant` selects, and returns its value.
-    pub fn remove(&mut self, key: u32, meant: impl FnMut(u32) -> bool) -> Option<u32> {
+    pub(crate) fn remove(&mut self, key: u32, meant: impl FnMut(u32) -> bool) -> Option<u32> {
         let table = &mut self.tables[table(key)];
         let at = table.find(key, meant)?;
         self.len -= 1;
         Some(table.vacate(at))
-    }
-
-    /// Prefetches the CPU cache line in which a key's entry is looked for first.
-    #[inline]
-    pub fn prefetch_line(&self, key: u32) {
-        let table = &self.tables[table(key)];
-        if !table.places.is_empty() {
-            prefetch_index(&table.places[..], table.home(key));
-        }
     }
 }
 
@@ -209,7 +198,6 @@ mod tests {
                 prop_assert_eq!(pairs.len(), model.len());
                 prop_assert_eq!(pairs.is_empty(), model.is_empty());
                 for &key in &keys {
-                    pairs.prefetch_line(key);
                     for value in 0..3 {
                         let known = pairs.find(key, |known| known == value);
                         prop_assert_eq!(known.is_some(), model.contains(&(key, value)));

@@ -14,7 +14,7 @@ std::thread_local! {
 
 /// Counts `entries` visited entries.
 #[cfg(any(test, debug_assertions))]
-pub fn note(entries: usize) {
+pub(crate) fn note(entries: usize) {
     LOOKED_AT.set(LOOKED_AT.get() + entries as u64);
 }
 

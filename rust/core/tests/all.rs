@@ -14,5 +14,4 @@ mod groups;
 mod model;
 mod rig;
 mod scenarios;
-mod trie;
 mod world;

@@ -8,10 +8,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use kvtrie_core::block::Structure;
-use kvtrie_core::group::{Group, GroupKind};
-use kvtrie_core::manager::{Event, Groups, Move, Settings};
-use kvtrie_core::policy::NAMES;
+use kvtrie_core::{Event, Group, GroupKind, Groups, Move, POLICIES, Settings, Structure};
 
 use crate::world::{Raw, World, mixed, settings};
 
@@ -30,7 +27,7 @@ struct Family {
 
 impl Family {
     fn all() -> impl Iterator<Item = Self> {
-        NAMES.iter().flat_map(|&policy| {
+        POLICIES.iter().flat_map(|&policy| {
             STRUCTURES.into_iter().flat_map(move |structure| {
                 (1..=4).map(move |tiers| Self { policy, structure, tiers })
             })

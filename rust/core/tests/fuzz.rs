@@ -5,8 +5,7 @@
 
 use std::time::Instant;
 
-use kvtrie_core::manager::Settings;
-use kvtrie_core::policy::NAMES;
+use kvtrie_core::{POLICIES, Settings};
 
 use crate::group_story::shared::above_shared;
 use crate::group_story::{Step, Story, drawn};
@@ -107,7 +106,7 @@ fn play_groups(world_seed: u64, drawn_from: u64, state: &mut u64) -> &'static st
 
 /// The parts of a shape: policy, structure, owner of the slots.
 fn drawn(settings: &Settings) -> [&'static str; 3] {
-    let policy = NAMES.iter().find(|name| **name == settings.policy);
+    let policy = POLICIES.iter().find(|name| **name == settings.policy);
     let structure = settings.structure.name();
     let layered = settings.tiers.iter().any(|tier| tier.layer_slots);
     let slots = if layered { "slots of layers" } else { "slots of blocks" };
@@ -190,7 +189,7 @@ fn millions_of_operations() {
         println!("{times:>10}  under {what}");
         assert!(ops < FULL || *times >= WANTED, "{what} only {times} times");
     }
-    for name in NAMES {
+    for name in POLICIES {
         assert!(ops < FULL || shapes.contains_key(name), "no world under {name}");
     }
     for (what, times) in &mix {

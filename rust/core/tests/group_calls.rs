@@ -2,12 +2,10 @@
 //!
 //! Every call is followed by an audit. Cost: seconds.
 
-use kvtrie_core::block::{LeaseId, NO_SLOT};
-use kvtrie_core::group::{Group, GroupKind};
-use kvtrie_core::hint::{Answer, Hint, HintReply, Target};
-use kvtrie_core::manager::{Acquire, Asked, Manager, MoveKind, Settings};
-use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::{Kind, Owner, Write};
+use kvtrie_core::{
+    Acquire, Answer, Asked, Group, GroupKind, Hint, HintReply, Kind, LeaseId, Manager, MoveKind,
+    NO_SLOT, Owner, Scope, Settings, Target, Write,
+};
 use proptest::prelude::*;
 
 use crate::group_story::{FULL, branch, on};

@@ -2,10 +2,10 @@
 //!
 //! Every call is followed by an audit. Cost: seconds. Random stories over holes are in `groups`.
 
-use kvtrie_core::block::{LeaseId, NO_SLOT, Structure, Token};
-use kvtrie_core::group::{Group, GroupKind};
-use kvtrie_core::manager::{Action, Mark, MoveKind, Outcome, Settings};
-use kvtrie_core::scope::Scope;
+use kvtrie_core::{
+    Action, Group, GroupKind, LeaseId, Mark, MoveKind, NO_SLOT, Outcome, Scope, Settings,
+    Structure, Token,
+};
 
 use crate::group_story::{FULL, branch, on};
 use crate::rig::{GPU, HOST, Rig, SIZE, tokens};

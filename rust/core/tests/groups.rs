@@ -11,11 +11,7 @@ mod shared;
 mod stories;
 mod tiers;
 
-use kvtrie_core::block::Token;
-use kvtrie_core::group::{Group, GroupKind};
-use kvtrie_core::hint::{Answer, Hint, Target};
-use kvtrie_core::manager::Settings;
-use kvtrie_core::scope::Scope;
+use kvtrie_core::{Answer, Group, GroupKind, Hint, Scope, Settings, Target, Token};
 
 use crate::group_story::on;
 use crate::rig::{GPU, Rig};

@@ -12,10 +12,9 @@ mod trace;
 
 use std::collections::VecDeque;
 
-use kvtrie_core::block::{Structure, Token};
-use kvtrie_core::group::{Group, GroupKind};
-use kvtrie_core::manager::{Acquire, Groups, Manager, Outcome, Settings};
-use kvtrie_core::tier::Owner;
+use kvtrie_core::{
+    Acquire, Group, GroupKind, Groups, Manager, Outcome, Owner, Settings, Structure, Token,
+};
 use peak_alloc::PeakAlloc;
 use trace::{Random, Request, Trace};
 

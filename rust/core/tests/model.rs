@@ -1,6 +1,6 @@
 //! Model test of the manager: random operations compared with a naive world, an audit after each.
 
-use kvtrie_core::manager::Settings;
+use kvtrie_core::Settings;
 use proptest::prelude::*;
 
 use crate::rig::share;

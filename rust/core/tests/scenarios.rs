@@ -5,11 +5,10 @@
 mod crowd;
 mod shift;
 
-use kvtrie_core::block::{Handle, Layers, Structure};
-use kvtrie_core::cost::CostModel;
-use kvtrie_core::manager::{Acquire, DropOrder, Event, LoadMode, Reason, Settings};
-use kvtrie_core::policy::NAMES;
-use kvtrie_core::tier::{Kind, TierSpec};
+use kvtrie_core::{
+    Acquire, CostModel, DropOrder, Event, Handle, Kind, Layers, LoadMode, POLICIES, Reason,
+    Settings, Structure, TierSpec,
+};
 
 use crate::rig::{self, GPU, HOST, Rig, layered, settings, tier};
 
@@ -234,7 +233,7 @@ fn the_weights_of_forty_layers() {
 
 #[test]
 fn leaf_only_evicts_the_last_block_of_a_path_first() {
-    for &policy in NAMES {
+    for &policy in POLICIES {
         let base = document(40, policy, vec![tier(Kind::Gpu, 5), tier(Kind::Host, 9)]);
         let mut rig = Rig::new(Settings { structure: Structure::LeafOnly, ..base });
         let prompt = conversation(1, 5);
@@ -250,7 +249,7 @@ fn leaf_only_evicts_the_last_block_of_a_path_first() {
 #[test]
 fn recent_blocks_stay_and_old_ones_are_evicted() {
     // Without history `learned` keeps costly blocks whatever their age in time.
-    for &policy in NAMES.iter().filter(|&&name| name != "learned") {
+    for &policy in POLICIES.iter().filter(|&&name| name != "learned") {
         let mut rig = Rig::new(document(40, policy, vec![tier(Kind::Gpu, 4), tier(Kind::Host, 9)]));
         let (old, young) = (conversation(1, 2), conversation(2, 2));
         rig.serve_as(Some("old"), &old);

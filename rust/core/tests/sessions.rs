@@ -9,11 +9,8 @@
 #[path = "../benches/pool/mod.rs"]
 mod pool;
 
-use kvtrie_core::block::Token;
-use kvtrie_core::hint::{Hint, Release};
-use kvtrie_core::manager::{Acquire, Manager};
-use kvtrie_core::scope::Scope;
-use kvtrie_core::visits;
+use kvtrie_core::internals::visits_during;
+use kvtrie_core::{Acquire, Hint, Manager, Release, Scope, Token};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
@@ -63,7 +60,7 @@ fn endless(policy: &str, sessions: u32) -> [(usize, u64); 2] {
             tenth = (HEAP.current_usage() - before, most);
             most = 0;
         }
-        let ((), looked_at) = visits::during(|| converse(&mut manager, number));
+        let ((), looked_at) = visits_during(|| converse(&mut manager, number));
         most = most.max(looked_at);
     }
     manager.audit().expect("sound");

@@ -6,8 +6,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use kvtrie_core::error::{Error, Result};
-use kvtrie_core::manager::Manager;
+use kvtrie_core::{Error, Manager, Result};
 
 use super::sync::{LockResult, Mutex, MutexGuard, PoisonError};
 

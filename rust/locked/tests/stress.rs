@@ -11,7 +11,7 @@ mod story;
 use std::sync::{LockResult, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
 
-use kvtrie_core::manager::Manager;
+use kvtrie_core::Manager;
 use kvtrie_locked as locked;
 use story::{Call, Written, play};
 

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a returned array has no other writer: it is new, or empty. Cost: at most one copy.
 
-use kvtrie_core::block::{Handle, MoveId};
+use kvtrie_core::{Handle, MoveId};
 use numpy::{IntoPyArray, PyArray1, PyArrayMethods};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;

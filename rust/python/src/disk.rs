@@ -9,9 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::{mem, process};
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::manager::Row;
-use kvtrie_core::record::{BlockKey, Label, Usage, Wanted, sound};
+use kvtrie_core::{BlockKey, Label, Layers, Row, Usage, Wanted, sound};
 use kvtrie_store::{
     BlockRead, BlockWrite, Device, Durability, Error, KeptBlock, Meta, QueueKind, Settings, Store,
     System, UsedBlock,

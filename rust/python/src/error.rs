@@ -3,7 +3,7 @@
 //! Invariant: every kind of the core has one exception, with the same message. Cost: none on the
 //! good path.
 
-use kvtrie_core::error::Error;
+use kvtrie_core::Error;
 use pyo3::PyErr;
 
 pyo3::import_exception!(kvtrie.errors, ClosedError);

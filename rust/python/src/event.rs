@@ -1,6 +1,6 @@
 //! Event: layers of a block were evicted from a tier, or arrived on one.
 
-use kvtrie_core::manager::{self, BlockEventKind};
+use kvtrie_core::BlockEventKind;
 use pyo3::prelude::*;
 
 /// Arrival of some layers of a block on a tier, or their removal.
@@ -41,9 +41,9 @@ pub(crate) struct Event {
     tokens: Option<Vec<u32>>,
 }
 
-impl From<manager::Event> for Event {
-    fn from(event: manager::Event) -> Self {
-        let manager::Event { at, block, layers, tier, reason, cause, to, idle } = event;
+impl From<kvtrie_core::Event> for Event {
+    fn from(event: kvtrie_core::Event) -> Self {
+        let kvtrie_core::Event { at, block, layers, tier, reason, cause, to, idle } = event;
         Self {
             kind: BlockEventKind::Removed.name(),
             at,
@@ -60,9 +60,9 @@ impl From<manager::Event> for Event {
     }
 }
 
-impl From<manager::BlockEvent> for Event {
-    fn from(event: manager::BlockEvent) -> Self {
-        let manager::BlockEvent {
+impl From<kvtrie_core::BlockEvent> for Event {
+    fn from(event: kvtrie_core::BlockEvent) -> Self {
+        let kvtrie_core::BlockEvent {
             number,
             at,
             kind,

@@ -9,9 +9,7 @@ mod wire;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kvtrie_core::block::Handle;
-use kvtrie_core::group::GroupKind;
-use kvtrie_core::manager::{BlockEvent, BlockEventKind, Manager};
+use kvtrie_core::{BlockEvent, BlockEventKind, GroupKind, Handle, Manager};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use rustc_hash::FxHashMap;
@@ -110,12 +108,7 @@ impl EventBatches {
 }
 
 impl EventBatches {
-    fn make(
-        &self,
-        manager: &mut Manager,
-        ts: f64,
-        contents: bool,
-    ) -> kvtrie_core::error::Result<Made> {
+    fn make(&self, manager: &mut Manager, ts: f64, contents: bool) -> kvtrie_core::Result<Made> {
         let events = manager.take_block_events()?;
         let mut next = self.next.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let lost = events.first().is_some_and(|event| event.number != *next);

@@ -3,7 +3,7 @@
 //! Invariant: a wrong kind or number is an error that names it. Cost: a few attribute reads and one
 //! copy of tokens.
 
-use kvtrie_core::hint::{self, HIGHEST, Hint, Release, Retain, Target};
+use kvtrie_core::{HIGHEST, Hint, Release, Retain, Target};
 use pyo3::prelude::*;
 
 use crate::error::bad;
@@ -18,7 +18,7 @@ use crate::tokens::Tokens;
 
 record! {
     /// Reply to a hint.
-    HintReply(hint::HintReply) |reply, py| {
+    HintReply(kvtrie_core::HintReply) |reply, py| {
         /// "accepted", "clipped", "deferred" or "rejected".
         answer: &'static str = reply.answer.name();
         /// Number of blocks for which it is in force now.
@@ -102,7 +102,7 @@ fn sequence(given: &Bound<'_, PyAny>) -> PyResult<Option<Vec<u32>>> {
     if tokens.is_none() { Ok(None) } else { Tokens::new(&tokens)?.into_vec().map(Some) }
 }
 
-fn whose(given: &Bound<'_, PyAny>) -> PyResult<kvtrie_core::scope::Scope> {
+fn whose(given: &Bound<'_, PyAny>) -> PyResult<kvtrie_core::Scope> {
     let named = given.getattr("scope")?;
     scope((!named.is_none()).then_some(&named))
 }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use kvtrie_core::histogram;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -12,10 +11,10 @@ use crate::number::nanos;
 /// Histogram of times in nanoseconds.
 #[pyclass(frozen, eq, module = "kvtrie")]
 #[derive(Clone, PartialEq)]
-pub(crate) struct Histogram(Arc<histogram::Histogram>);
+pub(crate) struct Histogram(Arc<kvtrie_core::Histogram>);
 
 impl Histogram {
-    pub(crate) fn new(times: &histogram::Histogram) -> Self {
+    pub(crate) fn new(times: &kvtrie_core::Histogram) -> Self {
         Self(Arc::new(times.clone()))
     }
 

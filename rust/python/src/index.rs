@@ -3,9 +3,7 @@
 //! Invariant: rows are not changed; the manager that loads them verifies each. Cost: one copy of a
 //! row per conversion.
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::manager::Row;
-use kvtrie_core::record::Label;
+use kvtrie_core::{Label, Layers, Row};
 use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;

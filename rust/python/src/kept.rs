@@ -9,9 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::{mem, process};
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::manager::Row;
-use kvtrie_core::record::{Label, Usage, Wanted, sound};
+use kvtrie_core::{Label, Layers, Row, Usage, Wanted, sound};
 use kvtrie_store::{Error, Found, KeptFile as Table, Meta, Opened, Settings, Unsealed, UsedBlock};
 use numpy::{PyReadonlyArray1, PyReadonlyArray2};
 use pyo3::prelude::*;

@@ -3,10 +3,7 @@
 //! Invariant: the object is only a reference to the manager's lease; several may refer to one, and
 //! dropping them releases nothing. Cost: one lock per call.
 
-use kvtrie_core::block::{Layers, LeaseId, MoveId, NO_SLOT};
-use kvtrie_core::error::{Error, Result};
-use kvtrie_core::manager::{self, LoadMode, Manager};
-use kvtrie_core::tier::Kind;
+use kvtrie_core::{Error, Kind, Layers, LeaseId, LoadMode, Manager, MoveId, NO_SLOT, Result};
 use numpy::{IntoPyArray, PyArray1, PyArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -51,7 +48,7 @@ impl Lease {
     fn read<T>(
         &self,
         py: Python<'_>,
-        of: impl FnOnce(&manager::Lease, &Manager) -> T,
+        of: impl FnOnce(&kvtrie_core::Lease, &Manager) -> T,
     ) -> PyResult<T> {
         self.shared.call(py, |manager| manager.lease(self.id).map(|lease| of(lease, manager)))
     }

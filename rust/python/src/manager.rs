@@ -8,12 +8,9 @@ mod copies;
 mod moves;
 mod observe;
 
-use kvtrie_core::block::{Handle, Structure, Token};
-use kvtrie_core::cost::Objective;
-use kvtrie_core::error::Result;
-use kvtrie_core::manager::{self, Acquire, DropOrder, LoadMode, Manager};
-use kvtrie_core::policy;
-use kvtrie_core::trie::Query;
+use kvtrie_core::{
+    Acquire, DropOrder, Handle, LoadMode, Manager, Objective, Query, Result, Structure, Token,
+};
 use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -110,7 +107,7 @@ impl BlockManager {
         let given =
             settings::Given { model, tiers: &tiers, block_tokens, token_weight, cost, resume };
         let basic = settings::settings(&given)?;
-        let settings = manager::Settings {
+        let settings = kvtrie_core::Settings {
             policy,
             structure,
             drop_order,
@@ -147,7 +144,7 @@ impl BlockManager {
     /// The names of all policies.
     #[staticmethod]
     fn policies() -> Vec<&'static str> {
-        policy::NAMES.to_vec()
+        kvtrie_core::POLICIES.to_vec()
     }
 
     /// The longest usable prefix of a sequence; pins and refreshes no block.

@@ -7,8 +7,7 @@
 mod block;
 mod copy;
 
-use kvtrie_core::block::Handle;
-use kvtrie_core::manager;
+use kvtrie_core::Handle;
 use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -54,7 +53,7 @@ impl Match {
     fn blocks(&self, py: Python<'_>) -> PyResult<Py<PyTuple>> {
         let read = || {
             let blocks = self.shared.call(py, |manager| {
-                let with_slots = |block: manager::MatchedBlock| {
+                let with_slots = |block: kvtrie_core::MatchedBlock| {
                     let slots = |copy| manager.copy_slots(block.block, copy);
                     let slots: Vec<_> = block.copies.iter().map(slots).collect();
                     (block, slots)

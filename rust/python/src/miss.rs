@@ -6,7 +6,6 @@
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use kvtrie_core::manager;
 use numpy::{PyArray1, ToPyArray};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -21,7 +20,7 @@ pub(crate) const MOST_BRANCHES: usize = 64;
 
 record! {
     /// Cached branch from which a prompt parted.
-    MissBranch(manager::MissBranch) |branch, py| {
+    MissBranch(kvtrie_core::MissBranch) |branch, py| {
         /// Its tokens from the parting on, at most 64, `uint32[n]`.
         tokens: Bound<'py, PyArray1<u32>> = branch.tokens.to_pyarray(py);
         /// Tokens cached after the parting, at most 131 072.
@@ -39,17 +38,17 @@ record! {
 /// Explanation of a miss.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct Miss {
-    open: Mutex<Option<manager::OpenMiss>>,
-    closed: OnceLock<manager::Miss>,
+    open: Mutex<Option<kvtrie_core::OpenMiss>>,
+    closed: OnceLock<kvtrie_core::Miss>,
 }
 
 impl Miss {
-    pub(crate) fn new(open: manager::OpenMiss) -> Self {
+    pub(crate) fn new(open: kvtrie_core::OpenMiss) -> Self {
         Self { open: Mutex::new(Some(open)), closed: OnceLock::new() }
     }
 
     /// The answer; the first call compares the branches.
-    fn answer(&self, py: Python<'_>) -> &manager::Miss {
+    fn answer(&self, py: Python<'_>) -> &kvtrie_core::Miss {
         self.closed.get().unwrap_or_else(|| {
             py.detach(|| {
                 self.closed.get_or_init(|| {
@@ -121,7 +120,7 @@ impl Miss {
     #[getter]
     fn causes(&self, py: Python<'_>) -> Vec<(usize, usize, &'static str)> {
         let name =
-            |&(from, to, cause): &(usize, usize, manager::MissCause)| (from, to, cause.name());
+            |&(from, to, cause): &(usize, usize, kvtrie_core::MissCause)| (from, to, cause.name());
         self.answer(py).causes.iter().map(name).collect()
     }
 

@@ -2,8 +2,7 @@
 
 mod span;
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::manager::{self, Action};
+use kvtrie_core::{Action, Layers};
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 
@@ -16,7 +15,7 @@ pub(crate) use span::Span;
 /// done.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct Plan {
-    inner: manager::Plan,
+    inner: kvtrie_core::Plan,
     compute: Vec<(u32, Layers)>,
     /// Borders of blocks at which a pass should end.
     borders: Vec<u32>,
@@ -25,7 +24,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn new(lease: &manager::Lease, block_tokens: u32, layers: u16) -> Self {
+    pub(crate) fn new(lease: &kvtrie_core::Lease, block_tokens: u32, layers: u16) -> Self {
         let (compute, borders) = (lease.recompute().collect(), lease.resume_borders().collect());
         Self { inner: lease.plan().clone(), compute, borders, block_tokens, layers }
     }
@@ -92,7 +91,7 @@ impl Plan {
     fn ready(&self, layer: Layer) -> PyResult<u64> {
         let layer = layer.0;
         self.check(layer)?;
-        let there = |span: &manager::Span| {
+        let there = |span: &kvtrie_core::Span| {
             let parts = u64::from(span.stop - span.start) * u64::from(span.layers.len());
             let step = (span.ready - span.first_ready.min(span.ready)) / (parts - 1).max(1);
             span.ready - u64::from(span.layers.hi - 1 - layer) * step

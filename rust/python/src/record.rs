@@ -3,7 +3,6 @@
 //! Invariant: an attribute is computed at each access, so that making a record copies nothing. Cost:
 //! that of the core's value.
 
-use kvtrie_core::{lane, manager};
 use numpy::{PyArray1, ToPyArray};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict};
@@ -60,7 +59,7 @@ pub(crate) use record;
 
 record! {
     /// Result of a commit.
-    Committed(manager::Committed) |done, py| {
+    Committed(kvtrie_core::Committed) |done, py| {
         /// Handles of the blocks that entered the trie, `uint64[n]`.
         new: Bound<'py, PyArray1<u64>> = handles(py, &done.new);
         /// Private slots whose block another lease had committed already, `uint32[k]`; the lease
@@ -76,7 +75,7 @@ record! {
 
 record! {
     /// Slots of one group of layers on a tier.
-    GroupStats(kvtrie_core::residency::GroupSlots) |slots, py| {
+    GroupStats(kvtrie_core::GroupSlots) |slots, py| {
         /// Slots of blocks and states that a resume point or a lease holds; of the first group, all
         /// that are not free.
         held: u64 = slots.held;
@@ -88,7 +87,7 @@ record! {
 
 record! {
     /// Eviction of some layers of a block from a tier, with the terms of its rank.
-    Eviction(manager::Eviction) |entry, py| {
+    Eviction(kvtrie_core::Eviction) |entry, py| {
         /// When, in nanoseconds.
         at: u64 = entry.at;
         /// Handle of the block.
@@ -137,7 +136,7 @@ record! {
 
 record! {
     /// Price of a block on a tier at a time.
-    Explanation(manager::Explanation) |found, py| {
+    Explanation(kvtrie_core::Explanation) |found, py| {
         /// The product of all terms and weights.
         cost: f64 = found.terms.cost;
         /// `base`, the cost of computing a token of the block again, and `uses`, its discounted
@@ -171,7 +170,7 @@ record! {
 
 record! {
     /// Tokens of a lease's plan that will not arrive.
-    Failed(manager::Failed) |failed, py| {
+    Failed(kvtrie_core::Failed) |failed, py| {
         /// The lease concerned; 0 if none is.
         lease: u64 = failed.lease;
         /// Handle of the block; None for a partial one.
@@ -194,7 +193,7 @@ record! {
 record! {
     /// Arrival times of a transmission: layer `i` is there at `first + i * per_layer`.
     #[derive(PartialEq, Eq, Hash)]
-    Transmission(lane::Transmission) equal as "Transmission" |sent, py| {
+    Transmission(kvtrie_core::Transmission) equal as "Transmission" |sent, py| {
         /// Arrival of the last layer, in nanoseconds.
         end: u64 = sent.end;
         /// Arrival of the first layer, in nanoseconds.
@@ -209,7 +208,7 @@ record! {
 
 record! {
     /// Blocks without a price, as a struct of arrays.
-    Unpriced(Vec<manager::Unpriced>) |blocks, py| {
+    Unpriced(Vec<kvtrie_core::Unpriced>) |blocks, py| {
         /// The blocks' handles.
         id: Bound<'py, PyArray1<u64>> = column(py, blocks, |known| known.block.0);
         /// Tokens before each block.

@@ -7,8 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::record::{BlockKey, Record};
+use kvtrie_core::{BlockKey, Layers, Record};
 use kvtrie_store::{
     Error, Outcome, QueueKind, System, ValueFolder as Folder, ValueFormat as Format, ValueRead,
     ValueWrite,

@@ -2,8 +2,7 @@
 //!
 //! Invariant: None is the empty scope. Cost: a few attribute reads.
 
-use kvtrie_core::block::Structure;
-use kvtrie_core::scope::Scope;
+use kvtrie_core::{Scope, Structure};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;

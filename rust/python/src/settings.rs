@@ -3,12 +3,10 @@
 //! Invariant: a wrong name or number is a `ConfigError` that names the accepted ones. Cost: once
 //! per manager.
 
-use kvtrie_core::block::Structure;
-use kvtrie_core::cost::{CostModel, Objective};
-use kvtrie_core::group::{Group, GroupKind};
-use kvtrie_core::lane::LaneSpec;
-use kvtrie_core::manager::{DropOrder, Groups, Settings};
-use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
+use kvtrie_core::{
+    CostModel, DropOrder, Group, GroupKind, Groups, Kind, LaneSpec, Objective, Owner, Settings,
+    Structure, TierSpec, Write,
+};
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
@@ -120,7 +118,7 @@ struct Resume {
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "pyo3 converts to a value")]
 pub(crate) fn page_bytes(slots: Vec<u64>) -> PyResult<u64> {
-    kvtrie_core::group::page_bytes(&slots).map_err(raise)
+    kvtrie_core::page_bytes(&slots).map_err(raise)
 }
 
 /// The groups of the model, of which each keeps what resume points need; `None` where there is one.

@@ -6,9 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kvtrie_core::error::Result;
-use kvtrie_core::manager::Manager;
-use kvtrie_core::tier::Kind;
+use kvtrie_core::{Kind, Manager, Result};
 use kvtrie_locked::Locked;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;

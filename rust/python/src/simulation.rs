@@ -10,10 +10,7 @@ mod price;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kvtrie_core::block::Structure;
-use kvtrie_core::cost::Objective;
-use kvtrie_core::error::Error;
-use kvtrie_core::manager::{DropOrder, LoadMode, Settings};
+use kvtrie_core::{DropOrder, Error, LoadMode, Objective, Settings, Structure};
 use kvtrie_sim::cost::Affine;
 use kvtrie_sim::directory::Learning;
 use kvtrie_sim::engine::{Kind, Limits, Service, Wait};

@@ -6,7 +6,7 @@
 mod lane;
 mod tier;
 
-use kvtrie_core::manager::Manager;
+use kvtrie_core::Manager;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict, PyMappingProxy};
 

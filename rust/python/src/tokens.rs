@@ -18,7 +18,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PySet, PyString, PyTuple};
 
-use kvtrie_core::block::Token;
+use kvtrie_core::Token;
 
 use crate::error::bad;
 use crate::memory::{claimed, fits, items, vector};

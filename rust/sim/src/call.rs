@@ -8,15 +8,10 @@ mod handed;
 
 use std::sync::{Arc, MutexGuard};
 
-use kvtrie_core::block::{Handle, LeaseId, MoveId, TierId, Token};
-use kvtrie_core::error::{Error, Result};
-use kvtrie_core::hint::{Hint, Release, Target};
-use kvtrie_core::manager::{
-    Acquire, BlockEvent, LoadMode, Manager, Mark, Outcome, PinId, Settings,
+use kvtrie_core::{
+    Acquire, BlockEvent, DAY, Error, Handle, Hint, Kind, LeaseId, LoadMode, Manager, Mark, MoveId,
+    Nanos, Outcome, PinId, Release, Result, Scope, Settings, Target, TierId, Token,
 };
-use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::Kind;
-use kvtrie_core::time::{DAY, Nanos};
 use kvtrie_locked::Locked;
 
 use crate::request::Request;

@@ -12,7 +12,7 @@ mod table;
 
 use std::fmt::Debug;
 
-use kvtrie_core::time::Nanos;
+use kvtrie_core::Nanos;
 
 pub use affine::Affine;
 pub use grid::Grid;

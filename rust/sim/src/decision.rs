@@ -3,7 +3,7 @@
 //! Invariant: a backlog counts a request from when it was sent until it has ended. Cost: O(1) per
 //! request; of a decision that is reported also O(machines) exact lookups.
 
-use kvtrie_core::time::Nanos;
+use kvtrie_core::Nanos;
 use rustc_hash::FxHashMap;
 
 use crate::event::MachineId;

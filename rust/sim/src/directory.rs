@@ -8,10 +8,7 @@ mod exact;
 
 use std::fmt::Debug;
 
-use kvtrie_core::block::TierId;
-use kvtrie_core::error::Result;
-use kvtrie_core::manager::{BlockEvent, Settings};
-use kvtrie_core::time::Nanos;
+use kvtrie_core::{BlockEvent, Nanos, Result, Settings, TierId};
 
 use crate::event::MachineId;
 use crate::machine::{Machine, Sources};
@@ -61,7 +58,7 @@ pub trait Directory: Debug + Send {
     /// Number of leading blocks of a prompt that each machine has with all their layers.
     ///
     /// # Errors
-    /// As [`kvtrie_core::manager::Manager::resident`].
+    /// As [`kvtrie_core::Manager::resident`].
     fn resident(
         &self,
         prompt: Prompt<'_>,
@@ -71,7 +68,7 @@ pub trait Directory: Debug + Send {
     /// Number of blocks after the first `own` that each machine can send.
     ///
     /// # Errors
-    /// As [`kvtrie_core::manager::Manager::probe`].
+    /// As [`kvtrie_core::Manager::probe`].
     fn sendable(
         &self,
         prompt: Prompt<'_>,

@@ -12,9 +12,7 @@ use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 
-use kvtrie_core::block::MoveId;
-use kvtrie_core::error::Result;
-use kvtrie_core::time::Nanos;
+use kvtrie_core::{MoveId, Nanos, Result};
 
 use crate::cost::Cost;
 use crate::event::{self, MachineId};

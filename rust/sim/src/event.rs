@@ -6,7 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use kvtrie_core::time::Nanos;
+use kvtrie_core::Nanos;
 
 /// A machine's number.
 pub type MachineId = usize;

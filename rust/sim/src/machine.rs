@@ -7,12 +7,7 @@ mod remote;
 
 use std::sync::Arc;
 
-use kvtrie_core::block::{Handle, TierId};
-use kvtrie_core::error::Result;
-use kvtrie_core::manager::LoadMode;
-use kvtrie_core::scope::Scope;
-use kvtrie_core::time::Nanos;
-use kvtrie_core::trie::Query;
+use kvtrie_core::{Handle, LoadMode, Nanos, Query, Result, Scope, TierId};
 use kvtrie_locked::Locked;
 
 use crate::call::Calls;
@@ -68,7 +63,7 @@ impl Machine {
     /// its host nor its disk has whole, each with the first of them that has.
     ///
     /// # Errors
-    /// As [`kvtrie_core::manager::Manager::probe`].
+    /// As [`kvtrie_core::Manager::probe`].
     pub fn sendable(
         &self,
         prompt: Prompt<'_>,
@@ -94,7 +89,7 @@ impl Machine {
     /// Takes over what the manager wants moved.
     ///
     /// # Errors
-    /// As [`kvtrie_core::manager::Manager::moves`].
+    /// As [`kvtrie_core::Manager::moves`].
     pub fn take(&mut self, now: Nanos) -> Result<()> {
         self.take_with(Vec::new(), now)
     }
@@ -116,7 +111,7 @@ impl Machine {
     /// A transmission ends: its moves are reported, and what waited for them enters. Returns them.
     ///
     /// # Errors
-    /// As [`kvtrie_core::manager::Manager::complete`].
+    /// As [`kvtrie_core::Manager::complete`].
     pub fn transmission_ends(&mut self, number: u64, now: Nanos) -> Result<Vec<u64>> {
         let (moves, freed) = self.executor.end(number, now);
         if !moves.is_empty() {

@@ -8,8 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvtrie_core::lane::{LaneId, LaneSpec, Lanes, Transmission};
-use kvtrie_core::time::Nanos;
+use kvtrie_core::{LaneId, LaneSpec, Lanes, Nanos, Transmission};
 
 use crate::event::MachineId;
 use crate::record::LaneUse;

@@ -10,13 +10,7 @@
 
 use std::ops::Range;
 
-use kvtrie_core::block::Handle;
-use kvtrie_core::error::Result;
-use kvtrie_core::manager::PinId;
-use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::Kind;
-use kvtrie_core::time::Nanos;
-use kvtrie_core::trie::Query;
+use kvtrie_core::{Handle, Kind, Nanos, PinId, Query, Result, Scope};
 
 use crate::directory::{Directory, Sendable};
 use crate::event::MachineId;
@@ -87,7 +81,7 @@ impl Peers {
     /// there: now without any. `None` if the first of them has left since.
     ///
     /// # Errors
-    /// As [`kvtrie_core::manager::Manager::pin_copies`].
+    /// As [`kvtrie_core::Manager::pin_copies`].
     pub fn begin(
         &self,
         found: &Continuation,
@@ -129,7 +123,7 @@ impl Peers {
     /// continue have left since.
     ///
     /// # Errors
-    /// As [`kvtrie_core::manager::Manager::mark_behind`].
+    /// As [`kvtrie_core::Manager::mark_behind`].
     pub fn enter(
         &self,
         network: &mut Network,
@@ -158,7 +152,7 @@ impl Peers {
     /// The peer has nothing more to read.
     ///
     /// # Errors
-    /// As [`kvtrie_core::manager::Manager::unpin_copies`].
+    /// As [`kvtrie_core::Manager::unpin_copies`].
     pub fn end(fetch: &Fetch, peer: &mut Machine, now: Nanos) -> Result<()> {
         for &pin in &fetch.pins {
             peer.calls.unpin(pin, now)?;

@@ -2,7 +2,7 @@
 //!
 //! Invariant: real tokens; hits and `computed` add up to the prompt. Cost: plain values.
 
-use kvtrie_core::time::Nanos;
+use kvtrie_core::Nanos;
 
 use crate::event::MachineId;
 

@@ -9,8 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kvtrie_core::record::BlockKey;
-use kvtrie_core::time::Nanos;
+use kvtrie_core::{BlockKey, Nanos};
 use rustc_hash::FxHashMap;
 
 use crate::event::MachineId;

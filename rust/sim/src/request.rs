@@ -3,8 +3,7 @@
 //! Invariant: `tokens` are what the manager matches; if one of them is the hash of several real
 //! tokens, separate fields hold the real numbers. Cost: plain values.
 
-use kvtrie_core::block::Token;
-use kvtrie_core::time::Nanos;
+use kvtrie_core::{Nanos, Token};
 
 /// One request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

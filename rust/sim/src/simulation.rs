@@ -13,11 +13,9 @@ mod route;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use kvtrie_core::cost::CostModel;
-use kvtrie_core::error::{Error, Result};
-use kvtrie_core::manager::{BlockEvent, LoadMode, Manager, Settings};
-use kvtrie_core::tier::TierSpec;
-use kvtrie_core::time::Nanos;
+use kvtrie_core::{
+    BlockEvent, CostModel, Error, LoadMode, Manager, Nanos, Result, Settings, TierSpec,
+};
 use kvtrie_locked::Locked;
 
 use crate::cost::Cost;

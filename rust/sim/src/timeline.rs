@@ -4,8 +4,7 @@
 //! time before the events of that time, and at most one is taken between two events. Cost: one span
 //! per step and transmission; O(tiers) per machine and sample.
 
-use kvtrie_core::lane::LaneId;
-use kvtrie_core::time::{NEVER, Nanos};
+use kvtrie_core::{LaneId, NEVER, Nanos};
 
 use crate::event::MachineId;
 

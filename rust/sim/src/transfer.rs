@@ -9,11 +9,9 @@ mod job;
 
 use std::collections::BTreeMap;
 
-use kvtrie_core::block::{Layers, MoveId, NO_MOVE};
-use kvtrie_core::lane::{LaneId, Lanes, Transmission};
-use kvtrie_core::manager::{MoveKind, Settings};
-use kvtrie_core::tier::Kind;
-use kvtrie_core::time::Nanos;
+use kvtrie_core::{
+    Kind, LaneId, Lanes, Layers, MoveId, MoveKind, NO_MOVE, Nanos, Settings, Transmission,
+};
 use rustc_hash::FxHashMap;
 
 use crate::call::Handed;

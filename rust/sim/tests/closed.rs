@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kvtrie_core::tier::{Kind, Write};
+use kvtrie_core::{Kind, Write};
 use kvtrie_sim::engine::Wait;
 use kvtrie_sim::record::Record;
 use kvtrie_sim::request::Request;

@@ -1,7 +1,6 @@
 //! The continuous engine: figures by hand, and what its shortcuts may not change.
 
-use kvtrie_core::manager::Settings;
-use kvtrie_core::tier::{Kind, Write};
+use kvtrie_core::{Kind, Settings, Write};
 use kvtrie_sim::engine::{Limits, Wait};
 use kvtrie_sim::record::Record;
 

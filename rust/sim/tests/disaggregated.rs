@@ -1,6 +1,6 @@
 //! Prompts computed on one machine, answers made on another.
 
-use kvtrie_core::tier::{Kind, Write};
+use kvtrie_core::{Kind, Write};
 use kvtrie_sim::call::Call;
 use kvtrie_sim::engine::{self, Limits, Wait};
 use kvtrie_sim::network::PeerSpec;

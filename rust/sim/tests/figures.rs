@@ -1,6 +1,6 @@
 //! Runs whose figures can be worked out by hand.
 
-use kvtrie_core::tier::{Kind, Write};
+use kvtrie_core::{Kind, Write};
 use kvtrie_sim::engine::Wait;
 use kvtrie_sim::network::PeerSpec;
 use kvtrie_sim::record::Record;

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kvtrie_core::tier::{Kind, Write};
+use kvtrie_core::{Kind, Write};
 use kvtrie_sim::call::Call;
 use kvtrie_sim::cost::{Affine, PART_BITS};
 use kvtrie_sim::engine::{self, Limits, Wait};
@@ -141,7 +141,7 @@ fn words(call: &Call) -> Vec<String> {
 }
 
 /// A GPU of ten blocks above a host of 30.
-fn small() -> kvtrie_core::manager::Settings {
+fn small() -> kvtrie_core::Settings {
     settings(vec![tier(Kind::Gpu, 10, Write::Back), tier(Kind::Host, 30, Write::Back)])
 }
 

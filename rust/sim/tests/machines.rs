@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use kvtrie_core::cost::CostModel;
-use kvtrie_core::tier::{Kind, Write};
+use kvtrie_core::{CostModel, Kind, Write};
 use kvtrie_sim::cost::{Affine, PART_BITS};
 use kvtrie_sim::engine::Wait;
 use kvtrie_sim::network::PeerSpec;

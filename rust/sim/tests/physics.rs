@@ -7,8 +7,7 @@
     reason = "times are far below 2^52 ns"
 )]
 
-use kvtrie_core::manager::{LoadMode, MoveKind, Settings};
-use kvtrie_core::tier::{Kind, Write};
+use kvtrie_core::{Kind, LoadMode, MoveKind, Settings, Write};
 use kvtrie_sim::call::Call;
 use kvtrie_sim::engine::{Limits, Wait};
 use kvtrie_sim::record::Record;

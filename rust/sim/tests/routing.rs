@@ -1,10 +1,9 @@
 //! Choice of machines, knowledge of the directory, and the cost of a wrong answer.
 
-use kvtrie_core::block::{Handle, Layers};
-use kvtrie_core::group::{Group, GroupKind};
-use kvtrie_core::manager::{BlockEvent, BlockEventKind, BlockTokens, Groups, Settings};
-use kvtrie_core::record::{BlockKey, keys_of, scope_key};
-use kvtrie_core::tier::{Kind, Write};
+use kvtrie_core::{
+    BlockEvent, BlockEventKind, BlockKey, BlockTokens, Group, GroupKind, Groups, Handle, Kind,
+    Layers, Settings, Write, keys_of, scope_key,
+};
 use kvtrie_sim::decision::{Choice, Decision};
 use kvtrie_sim::directory::{Directory, EventMap, Learning};
 use kvtrie_sim::engine::Wait;

@@ -1,6 +1,6 @@
 //! Records of a watched run: spans of steps and transmissions, and samples of tiers.
 
-use kvtrie_core::time::Nanos;
+use kvtrie_core::Nanos;
 use kvtrie_sim::engine::Wait;
 use kvtrie_sim::simulation::Simulation;
 use kvtrie_sim::timeline::{Sample, Track};

@@ -14,8 +14,7 @@
 //! checksums; of two frames of one slot the higher sequence wins, wherever it is, and of equal
 //! ones, which differ in metadata only, the later one. Cost: one hash per frame of about 200 bytes.
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::record::BlockKey;
+use kvtrie_core::{BlockKey, Layers};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::meta::Meta;

@@ -29,8 +29,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering, fence};
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::record::{BlockKey, Record};
+use kvtrie_core::{BlockKey, Layers, Record};
 use rustc_hash::FxHashMap;
 use xxhash_rust::xxh3::xxh3_64;
 

@@ -9,8 +9,7 @@
 //! complete, in its own slot and store; readers take the valid page of their key with the highest
 //! sequence. Cost: one hash of about 4 KiB.
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::record::{BlockKey, Record};
+use kvtrie_core::{BlockKey, Layers, Record};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::settings::{PAGE_FIXED, Settings, hex};

@@ -14,8 +14,7 @@
 use std::collections::VecDeque;
 use std::io;
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::record::BlockKey;
+use kvtrie_core::{BlockKey, Layers};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::claim::{Claim, lock};

@@ -7,8 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::record::{BlockKey, Record};
+use kvtrie_core::{BlockKey, Layers, Record};
 use rustc_hash::FxHashMap;
 
 use crate::claim::lock;

@@ -6,7 +6,7 @@
 
 use std::io;
 
-use kvtrie_core::block::Layers;
+use kvtrie_core::Layers;
 
 use crate::file::{File, read_full};
 use crate::frame::{self, Frame, Head, Put, SMALLEST};

@@ -3,7 +3,7 @@
 //! Invariant: equal settings give equal positions on every machine; no position depends on
 //! `blocks`, so a budget can change without moving a byte. Cost: arithmetic.
 
-use kvtrie_core::block::Layers;
+use kvtrie_core::Layers;
 
 use crate::error::{Error, Result};
 use crate::pages::SIZE;

@@ -8,7 +8,7 @@ use std::io::IoSlice;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use kvtrie_core::block::Layers;
+use kvtrie_core::Layers;
 
 use crate::claim::{Claims, lock};
 use crate::device::{Device, Travel};

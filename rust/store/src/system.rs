@@ -409,7 +409,7 @@ mod tests {
     use std::collections::VecDeque;
     use std::io;
 
-    use kvtrie_core::block::Layers;
+    use kvtrie_core::Layers;
 
     use super::{DirectFallback, System, descriptor, system_file};
     use crate::device::{Access, Device};

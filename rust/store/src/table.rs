@@ -4,8 +4,7 @@
 //! own lock, which is never held during I/O. Cost: 56 bytes per slot up to the highest one used;
 //! tokens and checksums stay on the device.
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::record::BlockKey;
+use kvtrie_core::{BlockKey, Layers};
 
 /// Table entry: a slot's block and its frame.
 #[derive(Clone, Copy, Debug, Default)]

@@ -11,8 +11,7 @@
 //! key of the block and with every requested layer unchanged; lengths are compared before they are
 //! used. Equal blocks give equal values. Cost: one hash of the header and of each layer.
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::record::{BlockKey, Record};
+use kvtrie_core::{BlockKey, Layers, Record};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::error::{Error, Result};
@@ -239,8 +238,7 @@ impl std::fmt::Debug for ValueFormat {
 
 #[cfg(test)]
 mod tests {
-    use kvtrie_core::block::Layers;
-    use kvtrie_core::record::{Record, scope_key};
+    use kvtrie_core::{Layers, Record, scope_key};
     use proptest::prelude::*;
 
     use super::{ValueFormat, small};

@@ -14,8 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::record::BlockKey;
+use kvtrie_core::{BlockKey, Layers};
 use rustix::fs::Stat;
 
 use crate::device::{Access, Device};
@@ -357,7 +356,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use kvtrie_core::record::BlockKey;
+    use kvtrie_core::BlockKey;
 
     use super::{Outcome, ValueFolder, ValueRead, ValueWrite};
     use crate::system::{QueueKind, System};

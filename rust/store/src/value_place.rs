@@ -20,7 +20,7 @@ use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
-use kvtrie_core::record::BlockKey;
+use kvtrie_core::BlockKey;
 use rustix::fs::{
     AtFlags, CWD, Dir, Gid, Mode, OFlags, Stat, UTIME_NOW, fchmod, fchown, linkat, mkdirat, openat,
     renameat, statat, unlinkat,

@@ -3,7 +3,7 @@
 //! Invariant: a damaged block is removed as by a read; a device error is a finding, and the block
 //! stays. Cost: all bytes once; memory for one layer.
 
-use kvtrie_core::record::BlockKey;
+use kvtrie_core::BlockKey;
 
 use crate::claim::lock;
 use crate::store::Store;

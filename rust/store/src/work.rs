@@ -9,7 +9,7 @@ use std::fmt::Debug;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 
-use kvtrie_core::block::Layers;
+use kvtrie_core::Layers;
 
 use crate::file::File;
 use crate::pages::Pages;

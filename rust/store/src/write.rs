@@ -15,8 +15,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::record::{BlockKey, Record};
+use kvtrie_core::{BlockKey, Layers, Record};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::claim::{Claim, lock};

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::record::{Record, scope_key};
+use kvtrie_core::{Layers, Record, scope_key};
 use kvtrie_store::{
     Access, Device, Durability, Error, File, Item, KeptBlock, Meta, Settings, Store, System, Work,
 };

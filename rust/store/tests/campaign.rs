@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use kvtrie_core::block::Layers;
+use kvtrie_core::Layers;
 use kvtrie_store::{
     BlockRead, BlockWrite, Chance, Device, Durability, Error, Fault, Faults, Meta, Pages,
     QueueKind, Settings, Store, System,

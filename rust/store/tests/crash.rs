@@ -4,8 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::record::BlockKey;
+use kvtrie_core::{BlockKey, Layers};
 use kvtrie_store::{Chance, Device, Durability, Fault, Faults, KeptBlock, Meta, Settings};
 
 use crate::rig::memory::{Image, Memory, Op, Power};

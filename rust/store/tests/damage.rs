@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use kvtrie_core::block::Layers;
+use kvtrie_core::Layers;
 use kvtrie_store::{Device, Durability, Error, Settings, Store};
 use xxhash_rust::xxh3::xxh3_64;
 

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use kvtrie_core::block::Layers;
+use kvtrie_core::Layers;
 use kvtrie_store::{Chance, Device, Durability, Fault, Faults, KeptBlock, Meta, Settings, Store};
 
 use crate::rig::memory::{Memory, Power};

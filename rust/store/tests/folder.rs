@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use kvtrie_core::block::Layers;
+use kvtrie_core::Layers;
 use kvtrie_store::{
     Call, Chance, Device, Durability, Error, Fault, Faults, KeptBlock, Meta, Settings, Store,
     System, stores,

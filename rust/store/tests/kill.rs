@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use kvtrie_core::block::Layers;
+use kvtrie_core::Layers;
 use kvtrie_store::{Durability, Meta, QueueKind, Settings, Store, System};
 use rig::{Block, Model, Random, behind, first, read, write};
 

@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use kvtrie_core::block::Layers;
+use kvtrie_core::Layers;
 use kvtrie_store::{Durability, Error, Store, System};
 use rig::{Block, behind, bytes, first, read, settings, write};
 

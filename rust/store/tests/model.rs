@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use kvtrie_core::block::Layers;
+use kvtrie_core::Layers;
 use kvtrie_store::{
     Device, Durability, Error, KeptBlock, Meta, QueueKind, Settings, Store, System,
 };

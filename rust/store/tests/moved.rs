@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use kvtrie_core::block::Layers;
+use kvtrie_core::Layers;
 use kvtrie_store::{Durability, Error, KeptBlock, Meta, Settings, Store, System};
 
 use crate::rig::{Block, behind, bytes, first, note, read, settings, write};

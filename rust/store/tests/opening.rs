@@ -6,8 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::record::Record;
+use kvtrie_core::{Layers, Record};
 use kvtrie_store::{Access, Device, Durability, File, Item, Meta, Settings, Size, Store, System};
 
 use crate::rig;
@@ -95,8 +94,7 @@ fn restart(blocks: u32, out: &mut dyn Write) {
     let mut last = [0; 32];
     for slot in 0..blocks {
         let tenant = slot.to_le_bytes().to_vec();
-        let owner =
-            kvtrie_core::record::ScopeOwner { tenant, lora: String::new(), structure: None };
+        let owner = kvtrie_core::ScopeOwner { tenant, lora: String::new(), structure: None };
         let scope = (slot % 1000 == 0).then(|| Box::new(owner));
         let record = Record { parent: last, scope, tokens: vec![slot; 16], digests: vec![] };
         last = record.key();

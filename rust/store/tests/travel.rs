@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use kvtrie_core::block::Layers;
+use kvtrie_core::Layers;
 use kvtrie_store::{
     Access, BlockRead, BlockWrite, Bytes, Chance, Device, Durability, Error, Fault, Faults, Meta,
     Op, Pages, QueueKind, Settings, Store, System, Work,

@@ -3,8 +3,7 @@
 
 use std::sync::Arc;
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::record::Record;
+use kvtrie_core::{Layers, Record};
 use kvtrie_store::{
     Chance, Device, Durability, Error, Fault, Faults, Meta, Settings, Store, System, UsedBlock,
 };

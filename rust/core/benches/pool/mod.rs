@@ -3,11 +3,9 @@
 //! Invariant: the same settings in every benchmark, so that their figures belong together. Cost:
 //! none.
 
-use kvtrie_core::block::Structure;
-use kvtrie_core::cost::CostModel;
-use kvtrie_core::lane::LaneSpec;
-use kvtrie_core::manager::{DropOrder, Manager, Settings};
-use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
+use kvtrie_core::{
+    CostModel, DropOrder, Kind, LaneSpec, Manager, Owner, Settings, Structure, TierSpec, Write,
+};
 
 /// One tier of `blocks` blocks of 16 tokens, leaf-only.
 pub(crate) fn manager(policy: &str, blocks: u32) -> Manager {

@@ -5,7 +5,7 @@
 //! 20 system prompts of 512 tokens; 1000 conversations open, 64 requests running; mean prompt about
 //! 96 blocks of 16 tokens. Cost: one sequence per open conversation.
 
-use kvtrie_core::block::Token;
+use kvtrie_core::Token;
 
 const ACTIVE: u64 = 1000;
 const SYSTEM_PROMPTS: u64 = 20;

@@ -58,7 +58,7 @@ const PAGE: usize = 128;
 
 /// Uses of evicted blocks, or other six bits of each, never 0.
 #[derive(Debug)]
-pub struct GhostTable {
+pub(crate) struct GhostTable {
     /// A page is empty until something is written to it.
     pages: Vec<Vec<CacheLine>>,
     lines: usize,
@@ -68,25 +68,25 @@ pub struct GhostTable {
 impl GhostTable {
     /// An empty table for `capacity` blocks.
     #[must_use]
-    pub fn new(capacity: u64) -> Self {
+    pub(crate) fn new(capacity: u64) -> Self {
         let lines = usize::try_from(capacity.div_ceil(BLOCKS)).unwrap_or(usize::MAX).max(1);
         Self { pages: vec![Vec::new(); lines.div_ceil(PAGE)], lines, empty: true }
     }
 
     /// Whether nothing was written yet.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.empty
     }
 
     /// Prefetches the CPU cache line of a group.
-    pub fn prefetch_line(&self, slice: &GroupSlice) {
+    pub(crate) fn prefetch_line(&self, slice: &GroupSlice) {
         let (line, _) = self.locate(slice.group);
         prefetch_index(&self.pages[line / PAGE], line % PAGE);
     }
 
     /// Puts the uses of evicted blocks in; their group becomes the youngest of its line.
-    pub fn put(&mut self, slice: &GroupSlice, uses: u32) {
+    pub(crate) fn put(&mut self, slice: &GroupSlice, uses: u32) {
         self.empty = false;
         let (line, fingerprint) = self.locate(slice.group);
         let page = &mut self.pages[line / PAGE];
@@ -109,7 +109,7 @@ impl GhostTable {
 
     /// Takes the uses of a slice's blocks out; `each` gets numbers of consecutive blocks and their
     /// uses, 0 where unknown.
-    pub fn take(&mut self, slice: &GroupSlice, mut each: impl FnMut(usize, u32)) {
+    pub(crate) fn take(&mut self, slice: &GroupSlice, mut each: impl FnMut(usize, u32)) {
         let (line, fingerprint) = self.locate(slice.group);
         let groups = self.pages[line / PAGE].get_mut(line % PAGE).map(|line| &mut line.0);
         let known = groups.and_then(|groups| position(groups, fingerprint).map(|at| (groups, at)));
@@ -142,7 +142,7 @@ impl GhostTable {
 
     /// Place and uses of the last of a slice's blocks that it knows.
     #[must_use]
-    pub fn last(&self, slice: &GroupSlice) -> Option<(u32, u32)> {
+    pub(crate) fn last(&self, slice: &GroupSlice) -> Option<(u32, u32)> {
         let (line, fingerprint) = self.locate(slice.group);
         let groups = &self.pages[line / PAGE].get(line % PAGE)?.0;
         let Group { uses, checks } = groups[position(groups, fingerprint)?];
@@ -156,7 +156,7 @@ impl GhostTable {
 
     /// Number of a slice's leading blocks that it knows.
     #[must_use]
-    pub fn leading(&self, slice: &GroupSlice) -> usize {
+    pub(crate) fn leading(&self, slice: &GroupSlice) -> usize {
         let (line, fingerprint) = self.locate(slice.group);
         let groups = self.pages[line / PAGE].get(line % PAGE).map(|line| &line.0);
         let known = groups.and_then(|groups| Some(groups[position(groups, fingerprint)?]));
@@ -167,8 +167,8 @@ impl GhostTable {
     }
 
     /// Most bytes that it takes.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> usize {
         self.lines * size_of::<CacheLine>()
     }
 

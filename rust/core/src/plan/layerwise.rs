@@ -13,7 +13,7 @@ use crate::time::Nanos;
 
 /// Rest of the pass after a path.
 #[derive(Clone, Copy, Debug)]
-pub struct Pass {
+pub(crate) struct Pass {
     /// Time to compute the rest of the prompt.
     pub rest: Nanos,
     /// The model's layers.
@@ -73,7 +73,7 @@ impl Sum {
 
 /// Time at which the pass ends under the choice `load`.
 #[must_use]
-pub fn evaluate(steps: &[Step], load: &[bool], lane_free: &[Nanos], pass: Pass) -> Nanos {
+pub(crate) fn evaluate(steps: &[Step], load: &[bool], lane_free: &[Nanos], pass: Pass) -> Nanos {
     let mut sum = Sum::new(&super::frees(steps, lane_free), pass);
     for (step, &load) in steps.iter().zip(load) {
         sum.add(step, load);
@@ -83,7 +83,7 @@ pub fn evaluate(steps: &[Step], load: &[bool], lane_free: &[Nanos], pass: Pass) 
 
 /// Best choice of the form that loads all it can from some block on.
 #[must_use]
-pub fn solve(steps: &[Step], lane_free: &[Nanos], pass: Pass) -> Solution {
+pub(crate) fn solve(steps: &[Step], lane_free: &[Nanos], pass: Pass) -> Solution {
     let free = super::frees(steps, lane_free);
     let mut sum = Sum::new(&free, pass);
     for step in steps {

@@ -10,7 +10,7 @@ use crate::time::Nanos;
 /// The number `k` of leading blocks to compute, and the finish `T = min_k max(R(k), (N - k) * load)`
 /// with `R(k)` the time to compute the first `k`. Loads start at `free`.
 #[must_use]
-pub fn split(compute: &[Nanos], load: Nanos, free: Nanos) -> (usize, Nanos) {
+pub(crate) fn split(compute: &[Nanos], load: Nanos, free: Nanos) -> (usize, Nanos) {
     let mut computed = Vec::with_capacity(compute.len() + 1);
     computed.push(0);
     computed.extend(compute.iter().scan(0, |sum: &mut Nanos, time| {

@@ -37,7 +37,7 @@ struct Share {
 
 /// Pages of one tier.
 #[derive(Clone, Debug)]
-pub struct Arena {
+pub(crate) struct Arena {
     /// Group of each page that was ever used, or [`FREE`].
     pages: Vec<u8>,
     /// Number of pages.
@@ -52,7 +52,7 @@ pub struct Arena {
 impl Arena {
     /// `pages` free pages; a group cuts one into `per_page` slots.
     #[must_use]
-    pub fn new(pages: u32, per_page: &[u16]) -> Self {
+    pub(crate) fn new(pages: u32, per_page: &[u16]) -> Self {
         let shares = per_page.iter().map(|&per_page| Share { per_page, ..Share::default() });
         Self {
             pages: Vec::new(),
@@ -65,75 +65,75 @@ impl Arena {
 
     /// Number of pages.
     #[must_use]
-    pub fn room(&self) -> u32 {
+    pub(crate) fn room(&self) -> u32 {
         self.room
     }
 
     /// Number of groups.
     #[must_use]
-    pub fn groups(&self) -> usize {
+    pub(crate) fn groups(&self) -> usize {
         self.shares.len()
     }
 
     /// Slots that a group cuts a page into.
     #[must_use]
-    pub fn per_page(&self, group: usize) -> u16 {
+    pub(crate) fn per_page(&self, group: usize) -> u16 {
         self.shares[group].per_page
     }
 
     /// Number of free pages.
     #[must_use]
-    pub fn free_pages(&self) -> u64 {
+    pub(crate) fn free_pages(&self) -> u64 {
         u64::from(self.room) - self.pages.len() as u64 + self.free.len() as u64
     }
 
     /// Free slots of a group in pages that it has.
     #[must_use]
-    pub fn free(&self, group: usize) -> u64 {
+    pub(crate) fn free(&self, group: usize) -> u64 {
         self.shares[group].free
     }
 
     /// Live slots of a group.
     #[must_use]
-    pub fn live(&self, group: usize) -> u64 {
+    pub(crate) fn live(&self, group: usize) -> u64 {
         self.shares[group].live
     }
 
     /// Slots of a group that can be taken.
     #[must_use]
-    pub fn takeable(&self, group: usize) -> u64 {
+    pub(crate) fn takeable(&self, group: usize) -> u64 {
         let Share { per_page, free, .. } = self.shares[group];
         free + self.free_pages() * u64::from(per_page)
     }
 
     /// Pages that `slots` more slots of a group would take.
     #[must_use]
-    pub fn pages_for(&self, group: usize, slots: u64) -> u64 {
+    pub(crate) fn pages_for(&self, group: usize, slots: u64) -> u64 {
         let Share { per_page, free, .. } = self.shares[group];
         slots.saturating_sub(free).div_ceil(u64::from(per_page))
     }
 
     /// Pages that this number of slots of a group takes, without those that it has.
     #[must_use]
-    pub fn whole_pages(&self, group: usize, slots: u64) -> u64 {
+    pub(crate) fn whole_pages(&self, group: usize, slots: u64) -> u64 {
         slots.div_ceil(u64::from(self.shares[group].per_page))
     }
 
     /// Pages that are missing for this number of slots of each group.
     #[must_use]
-    pub fn lacking(&self, slots: &[u64]) -> u64 {
+    pub(crate) fn lacking(&self, slots: &[u64]) -> u64 {
         let pages = slots.iter().enumerate().map(|(group, &slots)| self.pages_for(group, slots));
         pages.sum::<u64>().saturating_sub(self.free_pages())
     }
 
     /// Whether this number of slots of each group can be taken.
     #[must_use]
-    pub fn fits(&self, slots: &[u64]) -> bool {
+    pub(crate) fn fits(&self, slots: &[u64]) -> bool {
         self.lacking(slots) == 0
     }
 
     /// Takes a slot of a group, in a page that it has if one has room.
-    pub fn take(&mut self, group: usize) -> Option<Slot> {
+    pub(crate) fn take(&mut self, group: usize) -> Option<Slot> {
         if self.shares[group].open.is_empty() {
             let page = self.free.pop().or_else(|| self.unused_page())?;
             return Some(self.cut(group, page, 0));
@@ -150,7 +150,7 @@ impl Arena {
 
     /// Takes this slot of a group, if it is free in a page of the group or in a free page. Cost: O(free
     /// pages).
-    pub fn claim(&mut self, group: usize, slot: Slot) -> bool {
+    pub(crate) fn claim(&mut self, group: usize, slot: Slot) -> bool {
         let (page, place) = self.place(group, slot);
         if page >= self.room {
             return false;
@@ -179,7 +179,7 @@ impl Arena {
     }
 
     /// Gives a live slot of a group back, and its page with the last one.
-    pub fn give(&mut self, group: usize, slot: Slot) {
+    pub(crate) fn give(&mut self, group: usize, slot: Slot) {
         debug_assert!(self.is_live(group, slot), "slot {slot} of group {group} is not live");
         let (page, place) = self.place(group, slot);
         let share = &mut self.shares[group];
@@ -227,14 +227,14 @@ impl Arena {
     }
 
     /// Gives a slot back that these moves still read.
-    pub fn drain(&mut self, group: usize, slot: Slot, by: &[MoveId]) {
+    pub(crate) fn drain(&mut self, group: usize, slot: Slot, by: &[MoveId]) {
         let (page, _) = self.place(group, slot);
         self.give(group, slot);
         self.draining.entry(page).or_default().extend_from_slice(by);
     }
 
     /// Ends a move's reads of slots that were given back.
-    pub fn drained(&mut self, by: MoveId) {
+    pub(crate) fn drained(&mut self, by: MoveId) {
         self.draining.retain(|_, moves| {
             moves.retain(|id| *id != by);
             !moves.is_empty()
@@ -243,7 +243,7 @@ impl Arena {
 
     /// The moves that must end before a slot may be written.
     #[must_use]
-    pub fn waits(&self, group: usize, slot: Slot) -> MoveIds {
+    pub(crate) fn waits(&self, group: usize, slot: Slot) -> MoveIds {
         if self.draining.is_empty() {
             return MoveIds::new();
         }
@@ -251,19 +251,19 @@ impl Arena {
     }
 
     /// All moves that read slots which were given back.
-    pub fn draining(&self) -> impl Iterator<Item = MoveId> + '_ {
+    pub(crate) fn draining(&self) -> impl Iterator<Item = MoveId> + '_ {
         self.draining.values().flatten().copied()
     }
 
     /// Page of a slot.
     #[must_use]
-    pub fn page(&self, group: usize, slot: Slot) -> u32 {
+    pub(crate) fn page(&self, group: usize, slot: Slot) -> u32 {
         slot / u32::from(self.shares[group].per_page)
     }
 
     /// Live slots in a page of a group.
     #[must_use]
-    pub fn live_in(&self, group: usize, page: u32) -> u16 {
+    pub(crate) fn live_in(&self, group: usize, page: u32) -> u16 {
         let share = &self.shares[group];
         let free = share.at.get(&page).map_or(0, |&at| share.open[at as usize].1.len());
         share.per_page - u16::try_from(free).expect("no more than a page has")
@@ -277,7 +277,7 @@ impl Arena {
 
     /// Whether a slot of a group is live.
     #[must_use]
-    pub fn is_live(&self, group: usize, slot: Slot) -> bool {
+    pub(crate) fn is_live(&self, group: usize, slot: Slot) -> bool {
         let (page, place) = self.place(group, slot);
         let share = &self.shares[group];
         let owner = self.pages.get(page as usize).copied().unwrap_or(FREE);

@@ -10,7 +10,7 @@ use super::Blocks;
 
 /// A change of the valid layers of one residency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Change {
+pub(crate) struct Change {
     /// Tier.
     pub tier: TierId,
     /// Block.
@@ -25,12 +25,12 @@ pub struct Change {
 
 impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// Keeps all changes from here on.
-    pub fn keep_changes(&mut self) {
+    pub(crate) fn keep_changes(&mut self) {
         self.changes = Some(Vec::new());
     }
 
     /// Takes the changes since the last call.
-    pub fn take_changes(&mut self) -> Vec<Change> {
+    pub(crate) fn take_changes(&mut self) -> Vec<Change> {
         self.changes.as_mut().map(std::mem::take).unwrap_or_default()
     }
 

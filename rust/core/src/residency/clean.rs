@@ -20,13 +20,13 @@ type PerTier = SmallVec<[Layers; 4]>;
 impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// Number of clean copies on a tier.
     #[must_use]
-    pub fn clean_copies(&self, tier: TierId) -> u64 {
+    pub(crate) fn clean_copies(&self, tier: TierId) -> u64 {
         self.tiers[tier].clean
     }
 
     /// Whether a tier can evict its copy at once without a loss.
     #[must_use]
-    pub fn is_clean(&self, tier: TierId, block: BlockId) -> bool {
+    pub(crate) fn is_clean(&self, tier: TierId, block: BlockId) -> bool {
         Self::covered(tier, &self.per_tier(block))
     }
 

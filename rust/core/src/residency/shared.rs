@@ -29,7 +29,7 @@ const LEAVES: u16 = 1 << 15;
 
 /// Place in the list of released residencies, from its front.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct ReleasedAt {
+pub(crate) struct ReleasedAt {
     stretch: usize,
     offset: u16,
 }
@@ -144,7 +144,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Whether moves bring a block to a tier in any group after the first.
     #[must_use]
-    pub fn groups_arrive(&self, block: BlockId) -> bool {
+    pub(crate) fn groups_arrive(&self, block: BlockId) -> bool {
         let others = &self.places[self.tiers.len()..];
         let mut moving = others.iter().filter(|place| place.table.arrivals() > 0);
         moving.any(|place| place.table.arrival(block).is_some())
@@ -152,7 +152,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Slots of each group on a tier.
     #[must_use]
-    pub fn group_slots(&self, tier: TierId) -> Vec<GroupSlots> {
+    pub(crate) fn group_slots(&self, tier: TierId) -> Vec<GroupSlots> {
         let Some(arena) = self.arena(tier) else { return Vec::new() };
         let first = GroupSlots { held: arena.live(0), released: 0 };
         let others = self.others(tier).map(|(group, place)| {
@@ -164,25 +164,25 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Number of resume points and leases that hold a block in a group after the first.
     #[must_use]
-    pub fn holds(&self, place: Place, block: BlockId) -> u16 {
+    pub(crate) fn holds(&self, place: Place, block: BlockId) -> u16 {
         self.places[self.number(place)].holds[block]
     }
 
     /// Holds a block in a plan, until [`Blocks::plan_unhold`].
-    pub fn plan_hold(&mut self, place: Place, block: BlockId) {
+    pub(crate) fn plan_hold(&mut self, place: Place, block: BlockId) {
         let number = self.number(place);
         self.places[number].holds[block] += 1;
     }
 
     /// Ends a hold in a plan, until [`Blocks::plan_hold`].
-    pub fn plan_unhold(&mut self, place: Place, block: BlockId) {
+    pub(crate) fn plan_unhold(&mut self, place: Place, block: BlockId) {
         let number = self.number(place);
         self.places[number].holds[block] -= 1;
     }
 
     /// Lets the slot of a released residency leave in a plan, until [`Blocks::plan_stay`]; `None` if it
     /// is held or left already.
-    pub fn plan_leave(&mut self, place: Place, block: BlockId) -> Option<Slot> {
+    pub(crate) fn plan_leave(&mut self, place: Place, block: BlockId) -> Option<Slot> {
         let number = self.number(place);
         let here = &mut self.places[number];
         if !here.is_released(block) {
@@ -193,27 +193,27 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     }
 
     /// Undoes [`Blocks::plan_leave`].
-    pub fn plan_stay(&mut self, place: Place, block: BlockId) {
+    pub(crate) fn plan_stay(&mut self, place: Place, block: BlockId) {
         let number = self.number(place);
         self.places[number].holds[block] &= !LEAVES;
     }
 
     /// Whether the slot of a residency leaves in a plan.
     #[must_use]
-    pub fn leaves(&self, place: Place, block: BlockId) -> bool {
+    pub(crate) fn leaves(&self, place: Place, block: BlockId) -> bool {
         let holds = self.places[self.number(place)].holds.get(block);
         holds.is_some_and(|holds| holds & LEAVES != 0)
     }
 
     /// Holds blocks that a place has or expects.
-    pub fn hold(&mut self, place: Place, blocks: impl IntoIterator<Item = BlockId>) {
+    pub(crate) fn hold(&mut self, place: Place, blocks: impl IntoIterator<Item = BlockId>) {
         let number = self.number(place);
         let here = &mut self.places[number];
         blocks.into_iter().for_each(|block| here.hold(block));
     }
 
     /// Ends one hold of each of these blocks; without another one its residency is released.
-    pub fn unhold(&mut self, place: Place, blocks: impl IntoIterator<Item = BlockId>) {
+    pub(crate) fn unhold(&mut self, place: Place, blocks: impl IntoIterator<Item = BlockId>) {
         let number = self.number(place);
         for block in blocks {
             if self.places[number].unhold(block) {
@@ -256,7 +256,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// The next residency of a tier that is released, from a place in the list on, which moves behind it.
     #[must_use]
-    pub fn released_from(&self, tier: TierId, at: &mut ReleasedAt) -> Option<Part> {
+    pub(crate) fn released_from(&self, tier: TierId, at: &mut ReleasedAt) -> Option<Part> {
         let list = &self.tiers[tier].shared.as_ref()?.released;
         while let Some(&Released { first, blocks, group }) = list.get(at.stretch) {
             let part = Part { group: group.into(), block: first + u32::from(at.offset) };
@@ -273,12 +273,12 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Whether a residency of a group after the first can be taken: nothing holds or writes it.
     #[must_use]
-    pub fn is_released(&self, place: Place, block: BlockId) -> bool {
+    pub(crate) fn is_released(&self, place: Place, block: BlockId) -> bool {
         self.places[self.number(place)].is_released(block)
     }
 
     /// Frees up to `count` slots of the residencies that a tier released first; `false` if there are none.
-    pub fn take_released(&mut self, tier: TierId, count: u64) -> bool {
+    pub(crate) fn take_released(&mut self, tier: TierId, count: u64) -> bool {
         self.generation += 1;
         let mut taken = 0;
         while taken < count
@@ -295,7 +295,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Makes a residency of a group after the first absent that nothing holds or writes, and gives its
     /// slot back; moves that read the slot drain it.
-    pub fn discard(&mut self, place: Place, block: BlockId) {
+    pub(crate) fn discard(&mut self, place: Place, block: BlockId) {
         let here = self.table(place).get(block);
         self.table_mut(place).change(block, |here| *here = Residency::default());
         let Place { tier, group } = place;
@@ -310,7 +310,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     }
 
     /// The same in all groups after the first, of a block that leaves the trie. None may be arriving.
-    pub fn discard_all(&mut self, block: BlockId) {
+    pub(crate) fn discard_all(&mut self, block: BlockId) {
         for number in self.tiers.len()..self.places.len() {
             if self.places[number].table.get(block).slot != NO_SLOT {
                 debug_assert!(self.places[number].is_unheld(block), "block {block}: {number}");
@@ -321,19 +321,19 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     }
 
     /// Takes this slot of a group for a block that will be there. Returns whether it was free.
-    pub fn claim_slot(&mut self, place: Place, slot: Slot) -> bool {
+    pub(crate) fn claim_slot(&mut self, place: Place, slot: Slot) -> bool {
         self.shared(place.tier).arena.claim(place.group, slot)
     }
 
     // Moves.
 
     /// Notes that a move reads or writes a slot which no block has.
-    pub fn begin_touch(&mut self, Place { tier, group }: Place, slot: Slot, by: MoveId) {
+    pub(crate) fn begin_touch(&mut self, Place { tier, group }: Place, slot: Slot, by: MoveId) {
         self.shared(tier).touched.entry((group, slot)).or_default().push(by);
     }
 
     /// Ends that.
-    pub fn end_touch(&mut self, Place { tier, group }: Place, slot: Slot, by: MoveId) {
+    pub(crate) fn end_touch(&mut self, Place { tier, group }: Place, slot: Slot, by: MoveId) {
         let shared = self.shared(tier);
         if let Some(moves) = shared.touched.get_mut(&(group, slot)) {
             moves.retain(|id| *id != by);
@@ -346,14 +346,14 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Moves that read a block in a group after the first.
     #[must_use]
-    pub fn readers(&self, Place { tier, group }: Place, block: BlockId) -> MoveIds {
+    pub(crate) fn readers(&self, Place { tier, group }: Place, block: BlockId) -> MoveIds {
         let shared = self.tiers[tier].shared.as_ref();
         let readers = shared.and_then(|shared| shared.readers.get(&Part { group, block }));
         readers.cloned().unwrap_or_default()
     }
 
     /// Begins a read of a block by a move.
-    pub fn begin_use(&mut self, place: Place, block: BlockId, by: MoveId) {
+    pub(crate) fn begin_use(&mut self, place: Place, block: BlockId, by: MoveId) {
         self.alter(place, block, |here| here.busy += 1);
         let Place { tier, group } = place;
         if group > 0 {
@@ -363,7 +363,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Ends a read or a write of a block by a move. In a group after the first it drains the slot if that was
     /// given back during a read, and discards a residency that cannot be read once nothing holds it.
-    pub fn end_use(&mut self, place: Place, block: BlockId, by: MoveId) {
+    pub(crate) fn end_use(&mut self, place: Place, block: BlockId, by: MoveId) {
         if place.group > 0 && !self.uses(place, block, by) {
             self.shared(place.tier).arena.drained(by);
             return;
@@ -398,7 +398,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     }
 
     /// Lists a residency that has arrived, if nothing holds it.
-    pub fn list_released(&mut self, place: Place, block: BlockId) {
+    pub(crate) fn list_released(&mut self, place: Place, block: BlockId) {
         if self.is_released(place, block) {
             self.release(place, block);
         }

@@ -31,43 +31,48 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// A tier's slots, read-only; of a model with several groups it has none, but an arena.
     #[inline]
     #[must_use]
-    pub fn space(&self, tier: TierId) -> &Space {
+    pub(crate) fn space(&self, tier: TierId) -> &Space {
         &self.tiers[tier].space
     }
 
     /// The arena of a tier, if the model has several groups.
     #[must_use]
-    pub fn arena(&self, tier: TierId) -> Option<&Arena> {
+    pub(crate) fn arena(&self, tier: TierId) -> Option<&Arena> {
         self.tiers[tier].shared.as_ref().map(|shared| &shared.arena)
     }
 
     /// Number of slots of the first group that a tier can grant, at once or after a store.
     #[inline]
     #[must_use]
-    pub fn takeable(&self, tier: TierId) -> u64 {
+    pub(crate) fn takeable(&self, tier: TierId) -> u64 {
         self.arena(tier).map_or_else(|| self.space(tier).takeable(), |arena| arena.takeable(0))
     }
 
     /// Number of slots of the first group that are free on a tier.
     #[must_use]
-    pub fn free(&self, tier: TierId) -> u64 {
+    pub(crate) fn free(&self, tier: TierId) -> u64 {
         self.arena(tier).map_or_else(|| self.space(tier).free().into(), |arena| arena.takeable(0))
     }
 
     /// Allocates a slot of a group, if one is free.
-    pub fn try_take(&mut self, place: Place) -> Option<Slot> {
+    pub(crate) fn try_take(&mut self, place: Place) -> Option<Slot> {
         self.tiers[place.tier].take(place.group).map(|grant| grant.slot)
     }
 
     /// Allocates one slot. One must be free.
-    pub fn take_slot(&mut self, place: impl Into<Place>) -> Grant {
+    pub(crate) fn take_slot(&mut self, place: impl Into<Place>) -> Grant {
         let place = place.into();
         self.tiers[place.tier].take(place.group).expect("room was made")
     }
 
     /// Allocates `count` slots of a group on the first tier, those that no store reads first. They must
     /// be free. `of` makes what is kept of each.
-    pub fn take_open<O>(&mut self, group: GroupId, count: usize, of: impl Fn(Slot) -> O) -> Vec<O> {
+    pub(crate) fn take_open<O>(
+        &mut self,
+        group: GroupId,
+        count: usize,
+        of: impl Fn(Slot) -> O,
+    ) -> Vec<O> {
         let first = &mut self.tiers[0];
         let mut known = Vec::with_capacity(count);
         if first.shared.is_none() {
@@ -79,7 +84,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     }
 
     /// Allocates slots for `layers` and returns the slot or row, which is `into` if that exists.
-    pub fn take_slots(&mut self, tier: TierId, into: u32, layers: Layers) -> u32 {
+    pub(crate) fn take_slots(&mut self, tier: TierId, into: u32, layers: Layers) -> u32 {
         if !self.tiers[tier].layer_slots {
             return if into == NO_SLOT { self.take_slot(tier).slot } else { into };
         }
@@ -93,13 +98,19 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     }
 
     /// Frees one slot that no block has; moves that touch it drain it.
-    pub fn give_slot(&mut self, place: impl Into<Place>, slot: Slot) {
+    pub(crate) fn give_slot(&mut self, place: impl Into<Place>, slot: Slot) {
         let place = place.into();
         self.tiers[place.tier].give(place.group, slot);
     }
 
     /// Frees the slots of `layers`; `last` also ends the row.
-    pub fn give_slots(&mut self, place: impl Into<Place>, slot: u32, layers: Layers, last: bool) {
+    pub(crate) fn give_slots(
+        &mut self,
+        place: impl Into<Place>,
+        slot: u32,
+        layers: Layers,
+        last: bool,
+    ) {
         let place = place.into();
         let here = &mut self.tiers[place.tier];
         if !here.layer_slots {
@@ -122,7 +133,14 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     }
 
     /// Moves `layers` of one row into another, and frees those that the other has (`known`).
-    pub fn join_rows(&mut self, tier: TierId, from: u32, into: u32, layers: Layers, known: Layers) {
+    pub(crate) fn join_rows(
+        &mut self,
+        tier: TierId,
+        from: u32,
+        into: u32,
+        layers: Layers,
+        known: Layers,
+    ) {
         self.generation += 1;
         let space = &mut self.tiers[tier].space;
         for layer in layers.iter() {
@@ -138,7 +156,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     }
 
     /// A row that has one slot, of the layer, or the slot itself without layer slots.
-    pub fn adopt(&mut self, tier: TierId, slot: Slot, layer: u16) -> u32 {
+    pub(crate) fn adopt(&mut self, tier: TierId, slot: Slot, layer: u16) -> u32 {
         let TierBlocks { space, layer_slots, .. } = &mut self.tiers[tier];
         if !*layer_slots {
             return slot;
@@ -151,13 +169,13 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// The slot of one layer of a slot or row.
     #[inline]
     #[must_use]
-    pub fn layer_slot(&self, tier: TierId, slot: u32, layer: u16) -> Slot {
+    pub(crate) fn layer_slot(&self, tier: TierId, slot: u32, layer: u16) -> Slot {
         let TierBlocks { space, layer_slots, .. } = &self.tiers[tier];
         if *layer_slots && slot != NO_SLOT { space.row(slot)[usize::from(layer)] } else { slot }
     }
 
     /// Frees a slot of the first group that a store still reads.
-    pub fn drain(&mut self, tier: TierId, slot: Slot, by: MoveId) {
+    pub(crate) fn drain(&mut self, tier: TierId, slot: Slot, by: MoveId) {
         let TierBlocks { space, shared, .. } = &mut self.tiers[tier];
         match shared {
             // Any group may take its page.
@@ -168,7 +186,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// The moves that must end before a slot may be written.
     #[must_use]
-    pub fn waits(&self, place: impl Into<Place>, slot: Slot) -> MoveIds {
+    pub(crate) fn waits(&self, place: impl Into<Place>, slot: Slot) -> MoveIds {
         let Place { tier, group } = place.into();
         match self.arena(tier) {
             Some(arena) => arena.waits(group, slot),
@@ -178,40 +196,40 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Whether no move reads a slot of a tier that was given back.
     #[must_use]
-    pub fn none_draining(&self, tier: TierId) -> bool {
+    pub(crate) fn none_draining(&self, tier: TierId) -> bool {
         self.space(tier).none_draining()
             && self.arena(tier).is_none_or(|arena| arena.draining().next().is_none())
     }
 
     /// Ends the move that still read a slot of a shared page which was given back.
-    pub fn end_drain(&mut self, tier: TierId, by: MoveId) {
+    pub(crate) fn end_drain(&mut self, tier: TierId, by: MoveId) {
         if let Some(shared) = &mut self.tiers[tier].shared {
             shared.arena.drained(by);
         }
     }
 
     /// Ends the store's read of a slot.
-    pub fn drained(&mut self, tier: TierId, slot: Slot) {
+    pub(crate) fn drained(&mut self, tier: TierId, slot: Slot) {
         self.tiers[tier].space.drained(slot);
     }
 
     /// Undoes [`Blocks::drain`], unless the slot was granted since; returns whether it did.
-    pub fn undrain(&mut self, tier: TierId, slot: Slot) -> bool {
+    pub(crate) fn undrain(&mut self, tier: TierId, slot: Slot) -> bool {
         self.tiers[tier].space.undrain(slot)
     }
 
     /// Excludes a draining slot from grants, or admits it again.
-    pub fn withhold(&mut self, tier: TierId, slot: Slot, withheld: bool) {
+    pub(crate) fn withhold(&mut self, tier: TierId, slot: Slot, withheld: bool) {
         self.tiers[tier].space.withhold(slot, withheld);
     }
 
     /// Reserves the free slots below `bound` as a bitmap, to claim some until [`Blocks::put_back`].
-    pub fn reserve_below(&mut self, tier: TierId, bound: Slot) -> Vec<bool> {
+    pub(crate) fn reserve_below(&mut self, tier: TierId, bound: Slot) -> Vec<bool> {
         self.tiers[tier].space.reserve_below(bound)
     }
 
     /// Frees the reserved slots that were not claimed.
-    pub fn put_back(&mut self, tier: TierId, free: &[bool]) {
+    pub(crate) fn put_back(&mut self, tier: TierId, free: &[bool]) {
         self.tiers[tier].space.put_back(free);
     }
 }

@@ -23,7 +23,7 @@ const PAGE: usize = 64;
 
 /// Slot allocator of one tier.
 #[derive(Clone, Debug)]
-pub struct Space {
+pub(crate) struct Space {
     capacity: u32,
     fresh: u32,
     free: Vec<Slot>,
@@ -41,7 +41,7 @@ pub struct Space {
 
 /// An allocated slot, and the move that must end before the slot may be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grant {
+pub(crate) struct Grant {
     /// The slot.
     pub slot: Slot,
     /// The store that still reads the slot, or [`crate::block::NO_MOVE`].
@@ -51,7 +51,7 @@ pub struct Grant {
 impl Space {
     /// All slots free, for `blocks` blocks (times `layers` with `layer_slots`).
     #[must_use]
-    pub fn new(blocks: u32, layers: u16, layer_slots: bool) -> Self {
+    pub(crate) fn new(blocks: u32, layers: u16, layer_slots: bool) -> Self {
         Self {
             capacity: if layer_slots { blocks * u32::from(layers) } else { blocks },
             fresh: 0,
@@ -67,30 +67,30 @@ impl Space {
 
     /// Number of slots.
     #[must_use]
-    pub fn capacity(&self) -> u32 {
+    pub(crate) fn capacity(&self) -> u32 {
         self.capacity
     }
 
     /// Number of free slots, writable at once.
     #[must_use]
-    pub fn free(&self) -> u32 {
+    pub(crate) fn free(&self) -> u32 {
         self.capacity - self.fresh + u32::try_from(self.free.len()).unwrap_or(u32::MAX)
     }
 
     /// Number of draining slots that are not granted.
     #[must_use]
-    pub fn coming(&self) -> u32 {
+    pub(crate) fn coming(&self) -> u32 {
         u32::try_from(self.unclaimed.len()).unwrap_or(u32::MAX)
     }
 
     /// Number of slots that [`Space::take`] can grant, at once or after a store.
     #[must_use]
-    pub fn takeable(&self) -> u64 {
+    pub(crate) fn takeable(&self) -> u64 {
         u64::from(self.free()) + u64::from(self.coming())
     }
 
     /// Allocates a free slot, else a draining one.
-    pub fn take(&mut self) -> Option<Grant> {
+    pub(crate) fn take(&mut self) -> Option<Grant> {
         if let Some(slot) = self.free.pop() {
             return Some(Grant { slot, after: crate::block::NO_MOVE });
         }
@@ -104,14 +104,14 @@ impl Space {
     }
 
     /// Allocates up to `most` slots from the free list, in the order of [`Space::take`].
-    pub fn take_free(&mut self, most: usize) -> impl Iterator<Item = Slot> + '_ {
+    pub(crate) fn take_free(&mut self, most: usize) -> impl Iterator<Item = Slot> + '_ {
         let left = self.free.len().saturating_sub(most);
         self.free.drain(left..).rev()
     }
 
     /// Reserves the free slots below `bound` as a bitmap, to claim some one by one; all are
     /// reserved until [`Space::put_back`]. Cost: O(free slots + `bound`).
-    pub fn reserve_below(&mut self, bound: Slot) -> Vec<bool> {
+    pub(crate) fn reserve_below(&mut self, bound: Slot) -> Vec<bool> {
         let bound = bound.min(self.capacity);
         let mut free = vec![false; bound as usize];
         free[bound.min(self.fresh) as usize..].fill(true);
@@ -124,7 +124,7 @@ impl Space {
     }
 
     /// Frees the slots of the bitmap that were not claimed; the lowest are taken first again.
-    pub fn put_back(&mut self, free: &[bool]) {
+    pub(crate) fn put_back(&mut self, free: &[bool]) {
         let unclaimed = (0..).zip(free).filter(|(_, free)| **free).map(|(slot, _)| slot);
         let behind = self.free.len();
         self.free.extend(unclaimed);
@@ -133,7 +133,7 @@ impl Space {
     }
 
     /// Frees a slot; a draining one becomes free when its store ends.
-    pub fn give(&mut self, slot: Slot) {
+    pub(crate) fn give(&mut self, slot: Slot) {
         // Granted while a store reads it, and given back before the store has ended.
         if self.draining.contains_key(&slot) {
             self.unclaimed.insert(slot);
@@ -143,7 +143,7 @@ impl Space {
     }
 
     /// Frees slots in order.
-    pub fn give_all(&mut self, slots: impl Iterator<Item = Slot>) {
+    pub(crate) fn give_all(&mut self, slots: impl Iterator<Item = Slot>) {
         // Without draining slots no slot needs a lookup.
         if self.none_draining() {
             self.free.extend(slots);
@@ -153,13 +153,13 @@ impl Space {
     }
 
     /// Starts draining a slot: its block is evicted, a store still reads it.
-    pub fn drain(&mut self, slot: Slot, by: MoveId) {
+    pub(crate) fn drain(&mut self, slot: Slot, by: MoveId) {
         self.draining.insert(slot, by);
         self.unclaimed.insert(slot);
     }
 
     /// Ends draining. Returns whether the slot was granted in that time.
-    pub fn drained(&mut self, slot: Slot) -> bool {
+    pub(crate) fn drained(&mut self, slot: Slot) -> bool {
         let drained = self.draining.remove(&slot).is_some();
         let unclaimed = self.unclaimed.remove(&slot);
         // A granted slot stays with its new holder.
@@ -171,7 +171,7 @@ impl Space {
 
     /// Takes a draining slot back for its block. Returns whether that is done: a slot that was
     /// granted stays with its new holder.
-    pub fn undrain(&mut self, slot: Slot) -> bool {
+    pub(crate) fn undrain(&mut self, slot: Slot) -> bool {
         let unclaimed = self.unclaimed.remove(&slot);
         if unclaimed {
             self.draining.remove(&slot);
@@ -181,12 +181,12 @@ impl Space {
 
     /// Whether a slot is draining and not granted.
     #[must_use]
-    pub fn is_unclaimed(&self, slot: Slot) -> bool {
+    pub(crate) fn is_unclaimed(&self, slot: Slot) -> bool {
         self.unclaimed.contains(&slot)
     }
 
     /// Excludes a draining slot from grants, or admits it again.
-    pub fn withhold(&mut self, slot: Slot, withheld: bool) {
+    pub(crate) fn withhold(&mut self, slot: Slot, withheld: bool) {
         debug_assert!(self.draining.contains_key(&slot), "a store reads it");
         if withheld {
             self.unclaimed.remove(&slot);
@@ -197,18 +197,18 @@ impl Space {
 
     /// The store that still reads a slot, if any.
     #[must_use]
-    pub fn drained_by(&self, slot: Slot) -> Option<MoveId> {
+    pub(crate) fn drained_by(&self, slot: Slot) -> Option<MoveId> {
         self.draining.get(&slot).copied()
     }
 
     /// Whether no slot is draining.
     #[must_use]
-    pub fn none_draining(&self) -> bool {
+    pub(crate) fn none_draining(&self) -> bool {
         self.draining.is_empty()
     }
 
     /// Allocates a row of layer slots, all empty.
-    pub fn new_row(&mut self) -> u32 {
+    pub(crate) fn new_row(&mut self) -> u32 {
         if let Some(row) = self.free_rows.pop() {
             return row;
         }
@@ -222,19 +222,19 @@ impl Space {
 
     /// The slots of a row, one per layer.
     #[must_use]
-    pub fn row(&self, row: u32) -> &[Slot] {
+    pub(crate) fn row(&self, row: u32) -> &[Slot] {
         let (width, at) = (usize::from(self.layers), row as usize % PAGE);
         &self.rows[row as usize / PAGE][at * width..(at + 1) * width]
     }
 
     /// Sets one layer's slot.
-    pub fn set(&mut self, row: u32, layer: u16, slot: Slot) {
+    pub(crate) fn set(&mut self, row: u32, layer: u16, slot: Slot) {
         let at = row as usize % PAGE * usize::from(self.layers) + usize::from(layer);
         self.rows[row as usize / PAGE][at] = slot;
     }
 
     /// Frees a row, whose slots must be taken out of it.
-    pub fn end_row(&mut self, row: u32) {
+    pub(crate) fn end_row(&mut self, row: u32) {
         debug_assert!(self.row(row).iter().all(|&slot| slot == NO_SLOT));
         self.free_rows.push(row);
     }
@@ -242,7 +242,7 @@ impl Space {
     /// All free and unclaimed draining slots as ascending ranges that do not touch (a tier may have
     /// billions of slots). A slot listed twice makes two ranges overlap, for the audit to see.
     #[must_use]
-    pub fn spare(&self) -> Vec<Range<Slot>> {
+    pub(crate) fn spare(&self) -> Vec<Range<Slot>> {
         let mut slots: Vec<Slot> = self.free.iter().chain(&self.unclaimed).copied().collect();
         slots.sort_unstable();
         let fresh = (self.fresh < self.capacity).then_some(self.fresh..self.capacity);

@@ -36,7 +36,7 @@ struct Overflow {
 
 /// Residency table of one tier.
 #[derive(Debug)]
-pub struct ResidencyTable {
+pub(crate) struct ResidencyTable {
     all: Layers,
     slots: PagedVec<Slot>,
     overflow: Slab<Overflow>,
@@ -50,7 +50,7 @@ pub struct ResidencyTable {
 impl ResidencyTable {
     /// All blocks absent; `all` are the model's layers.
     #[must_use]
-    pub fn new(all: Layers) -> Self {
+    pub(crate) fn new(all: Layers) -> Self {
         Self {
             all,
             slots: PagedVec::new(NO_SLOT),
@@ -62,19 +62,19 @@ impl ResidencyTable {
     }
 
     /// Extends the table to the blocks below `bound`.
-    pub fn reach(&mut self, bound: BlockId) {
+    pub(crate) fn reach(&mut self, bound: BlockId) {
         self.slots.reach(bound);
     }
 
     /// Prefetches the CPU cache line that holds a block's residency.
-    pub fn prefetch_line(&self, block: BlockId) {
+    pub(crate) fn prefetch_line(&self, block: BlockId) {
         self.slots.prefetch_line(block);
     }
 
     /// A block's residency.
     #[inline]
     #[must_use]
-    pub fn get(&self, block: BlockId) -> Residency {
+    pub(crate) fn get(&self, block: BlockId) -> Residency {
         match self.slots[block] {
             NO_SLOT => Residency::default(),
             slot if slot < READING => self.idle(slot),
@@ -100,7 +100,7 @@ impl ResidencyTable {
     }
 
     /// Changes a block's residency; moves it into or out of the overflow slab as needed.
-    pub fn change(&mut self, block: BlockId, change: impl FnOnce(&mut Residency)) {
+    pub(crate) fn change(&mut self, block: BlockId, change: impl FnOnce(&mut Residency)) {
         let mut here = self.get(block);
         let before = here.state == ResidencyState::Resident;
         let had = here.slot != NO_SLOT;
@@ -122,7 +122,7 @@ impl ResidencyTable {
     }
 
     /// Makes an absent block fully resident and idle in a slot.
-    pub fn put(&mut self, block: BlockId, slot: Slot) {
+    pub(crate) fn put(&mut self, block: BlockId, slot: Slot) {
         debug_assert!(self.slots[block] == NO_SLOT);
         let word = if slot < READING { slot } else { self.put_overflow(self.idle(slot), None) };
         self.slots[block] = word;
@@ -132,7 +132,7 @@ impl ResidencyTable {
 
     /// Makes blocks of one run, fully resident and idle, absent. Returns their slots, the last
     /// block's first; each becomes absent as its slot is returned.
-    pub fn clear(&mut self, run: Range<BlockId>) -> impl Iterator<Item = Slot> + '_ {
+    pub(crate) fn clear(&mut self, run: Range<BlockId>) -> impl Iterator<Item = Slot> + '_ {
         debug_assert!(self.all_idle(run.clone()), "blocks {run:?} are not fully resident and idle");
         self.copies -= u64::from(run.end - run.start);
         self.present -= u64::from(run.end - run.start);
@@ -142,7 +142,7 @@ impl ResidencyTable {
     }
 
     /// Begins a read of a block that is fully resident and idle; returns its slot.
-    pub fn begin_read(&mut self, block: BlockId) -> Slot {
+    pub(crate) fn begin_read(&mut self, block: BlockId) -> Slot {
         let slot = &mut self.slots[block];
         debug_assert!(*slot < READING);
         *slot |= READING;
@@ -150,7 +150,7 @@ impl ResidencyTable {
     }
 
     /// Begins the arrival of all layers of an absent block in a slot.
-    pub fn begin_arrival(&mut self, block: BlockId, slot: Slot, arrival: Arrival) {
+    pub(crate) fn begin_arrival(&mut self, block: BlockId, slot: Slot, arrival: Arrival) {
         debug_assert!(self.slots[block] == NO_SLOT);
         let here = Residency { slot, have: Layers::NONE, busy: 1, state: ResidencyState::Arriving };
         self.arrivals += 1;
@@ -160,7 +160,7 @@ impl ResidencyTable {
 
     /// Whether a block arrives with all layers by this move alone.
     #[must_use]
-    pub fn arrives_by(&self, block: BlockId, by: MoveId) -> bool {
+    pub(crate) fn arrives_by(&self, block: BlockId, by: MoveId) -> bool {
         self.arrival(block).is_some_and(|arrival| {
             let only = arrival.moves.len() == 1 && arrival.moves[0] == by;
             only && arrival.target == self.all && !arrival.failed
@@ -168,7 +168,7 @@ impl ResidencyTable {
     }
 
     /// Ends the only move that brought a block: it is fully resident.
-    pub fn arrived(&mut self, block: BlockId) {
+    pub(crate) fn arrived(&mut self, block: BlockId) {
         let at = place(self.slots[block]);
         let arrival = self.overflow[at].arrival.take();
         debug_assert!(arrival.is_some(), "block {block} has no arrival");
@@ -177,7 +177,7 @@ impl ResidencyTable {
     }
 
     /// Ends a move that read or wrote a block, which is fully resident then.
-    pub fn end_io(&mut self, block: BlockId) {
+    pub(crate) fn end_io(&mut self, block: BlockId) {
         if let Some(at) = self.overflow_place(block) {
             self.end_io_at(at, block);
         } else {
@@ -205,14 +205,14 @@ impl ResidencyTable {
 
     /// Whether all these blocks are fully resident and idle.
     #[must_use]
-    pub fn all_idle(&self, blocks: Range<BlockId>) -> bool {
+    pub(crate) fn all_idle(&self, blocks: Range<BlockId>) -> bool {
         self.all_of(blocks, |slot| slot < READING)
     }
 
     /// Whether a block is fully resident, idle or not.
     #[inline]
     #[must_use]
-    pub fn fully_resident(&self, block: BlockId) -> bool {
+    pub(crate) fn fully_resident(&self, block: BlockId) -> bool {
         match self.overflow_place(block) {
             Some(at) => {
                 let here = &self.overflow[at].here;
@@ -224,60 +224,60 @@ impl ResidencyTable {
 
     /// Whether all these blocks are fully resident and read by at most one move each.
     #[must_use]
-    pub fn all_full(&self, blocks: Range<BlockId>) -> bool {
+    pub(crate) fn all_full(&self, blocks: Range<BlockId>) -> bool {
         self.all_of(blocks, |slot| slot < OVERFLOW)
     }
 
     /// The first block for which that does not hold; their end if none.
     #[must_use]
-    pub fn first_not_full(&self, blocks: Range<BlockId>) -> BlockId {
+    pub(crate) fn first_not_full(&self, blocks: Range<BlockId>) -> BlockId {
         self.first_failing(blocks, |slot| slot < OVERFLOW)
     }
 
     /// The first block that is not fully resident and idle; their end if none.
     #[must_use]
-    pub fn first_not_idle(&self, blocks: Range<BlockId>) -> BlockId {
+    pub(crate) fn first_not_idle(&self, blocks: Range<BlockId>) -> BlockId {
         self.first_failing(blocks, |slot| slot < READING)
     }
 
     /// The first block that is not absent; their end if none.
     #[must_use]
-    pub fn first_present(&self, blocks: Range<BlockId>) -> BlockId {
+    pub(crate) fn first_present(&self, blocks: Range<BlockId>) -> BlockId {
         self.first_failing(blocks, |slot| slot == NO_SLOT)
     }
 
     /// Whether no block is absent.
     #[must_use]
-    pub fn all_present(&self, blocks: Range<BlockId>) -> bool {
+    pub(crate) fn all_present(&self, blocks: Range<BlockId>) -> bool {
         self.all_of(blocks, |slot| slot != NO_SLOT)
     }
 
     /// Whether all blocks are absent.
     #[must_use]
-    pub fn none_present(&self, blocks: Range<BlockId>) -> bool {
+    pub(crate) fn none_present(&self, blocks: Range<BlockId>) -> bool {
         self.all_of(blocks, |slot| slot == NO_SLOT)
     }
 
     /// The blocks below `bound` that are not absent.
-    pub fn blocks(&self, bound: BlockId) -> impl Iterator<Item = (BlockId, Residency)> + '_ {
+    pub(crate) fn blocks(&self, bound: BlockId) -> impl Iterator<Item = (BlockId, Residency)> + '_ {
         let here = (0..bound).filter(|&block| self.slots[block] != NO_SLOT);
         here.map(|block| (block, self.get(block)))
     }
 
     /// The arrival of a block, if it has one.
     #[must_use]
-    pub fn arrival(&self, block: BlockId) -> Option<&Arrival> {
+    pub(crate) fn arrival(&self, block: BlockId) -> Option<&Arrival> {
         self.overflow[self.overflow_place(block)?].arrival.as_ref()
     }
 
     /// The same, mutable.
-    pub fn arrival_mut(&mut self, block: BlockId) -> Option<&mut Arrival> {
+    pub(crate) fn arrival_mut(&mut self, block: BlockId) -> Option<&mut Arrival> {
         let at = self.overflow_place(block)?;
         self.overflow[at].arrival.as_mut()
     }
 
     /// Attaches an arrival to a block whose state is already arriving.
-    pub fn attach_arrival(&mut self, block: BlockId, arrival: Arrival) {
+    pub(crate) fn attach_arrival(&mut self, block: BlockId, arrival: Arrival) {
         let here = &mut self.overflow[place(self.slots[block])];
         debug_assert!(here.arrival.is_none(), "block {block} has an arrival already");
         here.arrival = Some(arrival);
@@ -285,7 +285,7 @@ impl ResidencyTable {
     }
 
     /// Detaches a block's arrival, which has landed or failed.
-    pub fn take_arrival(&mut self, block: BlockId) -> Option<Arrival> {
+    pub(crate) fn take_arrival(&mut self, block: BlockId) -> Option<Arrival> {
         let at = self.overflow_place(block)?;
         let arrival = self.overflow[at].arrival.take()?;
         self.arrivals -= 1;
@@ -294,25 +294,25 @@ impl ResidencyTable {
 
     /// Number of blocks with an arrival.
     #[must_use]
-    pub fn arrivals(&self) -> usize {
+    pub(crate) fn arrivals(&self) -> usize {
         self.arrivals
     }
 
     /// Number of resident blocks, with all or some layers.
     #[must_use]
-    pub fn copies(&self) -> u64 {
+    pub(crate) fn copies(&self) -> u64 {
         self.copies
     }
 
     /// Number of blocks with a slot.
     #[must_use]
-    pub fn present(&self) -> u64 {
+    pub(crate) fn present(&self) -> u64 {
         self.present
     }
 
     /// Number of blocks in the overflow slab.
     #[must_use]
-    pub fn overflow(&self) -> usize {
+    pub(crate) fn overflow(&self) -> usize {
         self.overflow.len()
     }
 

@@ -34,7 +34,7 @@ struct DigestEntry {
 
 /// All digests in use.
 #[derive(Clone, Debug)]
-pub struct Digests {
+pub(crate) struct Digests {
     numbers: BTreeMap<Arc<TokenDigest>, Token>,
     entries: BTreeMap<Token, DigestEntry>,
     /// Real tokens of the upper half that were cached before the first digest was used.
@@ -69,25 +69,25 @@ impl Digests {
 
     /// Whether a digest was ever in use.
     #[must_use]
-    pub fn begun(&self) -> bool {
+    pub(crate) fn begun(&self) -> bool {
         self.begun
     }
 
     /// Begins to use digests: none gets a number that is among these tokens.
-    pub fn begin(&mut self, cached: impl Iterator<Item = Token>) {
+    pub(crate) fn begin(&mut self, cached: impl Iterator<Item = Token>) {
         self.begun = true;
         self.real.extend(cached.filter(|&token| token >= FIRST_DIGEST));
     }
 
     /// Number of pairs.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
     /// Whether no pair has a number.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
@@ -95,7 +95,7 @@ impl Digests {
     ///
     /// # Errors
     /// [`Error::Config`] naming the first such token.
-    pub fn check(&self, scope: &Scope, tokens: &[Token]) -> Result<()> {
+    pub(crate) fn check(&self, scope: &Scope, tokens: &[Token]) -> Result<()> {
         if self.plain(scope) {
             return Ok(());
         }
@@ -113,7 +113,7 @@ impl Digests {
 
     /// Whether no digest is in use, so that all tokens are real.
     #[must_use]
-    pub fn plain(&self, scope: &Scope) -> bool {
+    pub(crate) fn plain(&self, scope: &Scope) -> bool {
         !self.begun && scope.extra.is_empty()
     }
 
@@ -121,7 +121,7 @@ impl Digests {
     ///
     /// # Errors
     /// [`Error::Config`] if all numbers are in use or promised.
-    pub fn check_room(&self, scope: &Scope) -> Result<()> {
+    pub(crate) fn check_room(&self, scope: &Scope) -> Result<()> {
         let wanted = scope.extra.len();
         if wanted > 0 && self.entries.len() + self.promised + wanted > self.most {
             return Err(self.crowded(wanted));
@@ -140,19 +140,24 @@ impl Digests {
     }
 
     /// Reserves numbers for the digests of a lease's scope.
-    pub fn promise(&mut self, scope: &Scope) {
+    pub(crate) fn promise(&mut self, scope: &Scope) {
         self.promised += scope.extra.len();
     }
 
     /// Undoes one [`Digests::promise`].
-    pub fn retract(&mut self, scope: &Scope) {
+    pub(crate) fn retract(&mut self, scope: &Scope) {
         self.promised -= scope.extra.len();
     }
 
     /// `tokens`, which start at offset `from`, with the digests of `scope` in place. A digest
     /// that has no number becomes one that matches nothing.
     #[must_use]
-    pub fn content<'a>(&self, scope: &Scope, from: u64, tokens: &'a [Token]) -> Cow<'a, [Token]> {
+    pub(crate) fn content<'a>(
+        &self,
+        scope: &Scope,
+        from: u64,
+        tokens: &'a [Token],
+    ) -> Cow<'a, [Token]> {
         let mut content = Cow::Borrowed(tokens);
         for (offset, digest) in &scope.extra {
             let Some(at) = place(*offset, from, tokens.len()) else { continue };
@@ -167,7 +172,12 @@ impl Digests {
     ///
     /// # Errors
     /// [`Error::Config`] when all numbers are in use; nothing has changed then.
-    pub fn intern(&mut self, scope: &Scope, from: u64, tokens: &[Token]) -> Result<Vec<Token>> {
+    pub(crate) fn intern(
+        &mut self,
+        scope: &Scope,
+        from: u64,
+        tokens: &[Token],
+    ) -> Result<Vec<Token>> {
         let mut content = tokens.to_vec();
         let mut new = Vec::new();
         for (offset, digest) in &scope.extra {
@@ -190,12 +200,12 @@ impl Digests {
     }
 
     /// Counts tokens that are written once more.
-    pub fn hold(&mut self, content: &[Token]) {
+    pub(crate) fn hold(&mut self, content: &[Token]) {
         self.each(content, |entry| entry.uses += 1);
     }
 
     /// Uncounts tokens that were removed from one place; a number without a place is free.
-    pub fn free(&mut self, content: &[Token]) {
+    pub(crate) fn free(&mut self, content: &[Token]) {
         self.each(content, |entry| entry.uses -= 1);
     }
 
@@ -236,7 +246,7 @@ impl Digests {
 
     /// The token and digest of a number; `None` for a real token.
     #[must_use]
-    pub fn pair(&self, token: Token) -> Option<&(Token, Vec<u8>)> {
+    pub(crate) fn pair(&self, token: Token) -> Option<&(Token, Vec<u8>)> {
         if token < FIRST_DIGEST {
             return None;
         }
@@ -245,7 +255,7 @@ impl Digests {
 
     /// The content with each number replaced by its token.
     #[must_use]
-    pub fn tokens(&self, content: Vec<Token>) -> Vec<Token> {
+    pub(crate) fn tokens(&self, content: Vec<Token>) -> Vec<Token> {
         let token = |&token: &Token| self.pair(token).map_or(token, |pair| pair.0);
         if self.entries.is_empty() { content } else { content.iter().map(token).collect() }
     }
@@ -253,7 +263,11 @@ impl Digests {
     /// Broken invariants, where `written` has all tokens written anywhere and `promised` the digests of
     /// all leases.
     #[must_use]
-    pub fn audit(&self, written: impl Iterator<Item = Token>, promised: usize) -> Vec<String> {
+    pub(crate) fn audit(
+        &self,
+        written: impl Iterator<Item = Token>,
+        promised: usize,
+    ) -> Vec<String> {
         let mut broken = Vec::new();
         let mut seen: BTreeMap<Token, u64> = BTreeMap::new();
         for token in written.filter(|&token| token >= FIRST_DIGEST) {

@@ -8,7 +8,7 @@ use super::run::NONE;
 impl<T: Copy + PartialEq + Default> Trie<T> {
     /// A sentence per broken invariant.
     #[must_use]
-    pub fn audit(&self) -> Vec<String> {
+    pub(crate) fn audit(&self) -> Vec<String> {
         let mut broken = Vec::new();
         let (mut seen, mut siblings, mut alone) = (0, 0, 0);
         for id in 0..self.bound {

@@ -11,7 +11,7 @@ use super::run::RunId;
 impl<T: Copy + PartialEq + Default> Trie<T> {
     /// Prefetches the lines of a victim's run that its removal reads; returns the run and its first
     /// block.
-    pub fn prefetch_lines(&self, block: BlockId) -> (RunId, BlockId) {
+    pub(crate) fn prefetch_lines(&self, block: BlockId) -> (RunId, BlockId) {
         let id = self.ids.run_of(block);
         let run = &self.runs[id];
         self.runs.prefetch_line(run.parent);
@@ -21,7 +21,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
 
     /// Prefetches the line of the block before a run, which becomes a leaf once the run is removed;
     /// returns that block.
-    pub fn prefetch_parent(&self, run: RunId) -> Option<BlockId> {
+    pub(crate) fn prefetch_parent(&self, run: RunId) -> Option<BlockId> {
         let before = self.runs[self.runs[run].parent].last()?;
         self.ids.prefetch_line(before);
         Some(before)

@@ -8,7 +8,7 @@ use crate::block::{BlockId, Token};
 use super::tags::{content, fold};
 
 /// Index of a run.
-pub type RunId = u32;
+pub(crate) type RunId = u32;
 
 /// No run, or no block.
 pub(super) const NONE: u32 = u32::MAX;

@@ -39,11 +39,11 @@ pub(crate) fn content(tokens: &[Token]) -> u64 {
 }
 
 /// Blocks per group; a group starts at a multiple of it.
-pub const GROUP: u32 = 8;
+pub(crate) const GROUP: u32 = 8;
 
 /// Consecutive blocks of one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GroupSlice {
+pub(crate) struct GroupSlice {
     /// The group's key: the tag of its first block.
     pub group: u64,
     /// Positions of the blocks within the group.
@@ -56,7 +56,7 @@ pub struct GroupSlice {
 /// block returns.
 #[inline]
 #[must_use]
-pub fn sample_hash(tokens: &[Token], depth: u32) -> u64 {
+pub(crate) fn sample_hash(tokens: &[Token], depth: u32) -> u64 {
     fold(SEED ^ u64::from(depth), word(tokens))
 }
 
@@ -64,7 +64,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     /// Hash of a block's tokens, three of those of the block before it, and its depth; of a first block,
     /// the scope's seed. The same whenever the block returns.
     #[must_use]
-    pub fn print(&self, seed: u64, block: BlockId) -> u32 {
+    pub(crate) fn print(&self, seed: u64, block: BlockId) -> u32 {
         let before = self.parent(block).map_or(seed, |parent| word(self.tokens(parent)));
         let tag = tag(before, content(self.tokens(block)), self.depth(block));
         u32::try_from(tag >> 32).expect("half of the bits")
@@ -72,7 +72,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
 
     /// The group slices of blocks with these tokens after `parent` (first blocks if none), in
     /// order.
-    pub fn slices<'a>(
+    pub(crate) fn slices<'a>(
         &'a self,
         seed: u64,
         parent: Option<BlockId>,

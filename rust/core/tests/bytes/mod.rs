@@ -6,9 +6,7 @@
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use kvtrie_core::block::{LeaseId, NO_SLOT, Slot, TierId, Token};
-use kvtrie_core::group::{Group, page_bytes};
-use kvtrie_core::manager::{Manager, Move};
+use kvtrie_core::{Group, LeaseId, Manager, Move, NO_SLOT, Slot, TierId, Token, page_bytes};
 
 use crate::rig::{GPU, SIZE};
 

@@ -1,9 +1,6 @@
 //! Point 4: lookup, pin and room in one atomic step.
 
-use kvtrie_core::error::Error;
-use kvtrie_core::manager::{Acquire, Action, LoadMode, Mark, Settings};
-use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::Kind;
+use kvtrie_core::{Acquire, Action, Error, Kind, LoadMode, Mark, Scope, Settings};
 
 use crate::rig::{ALL, DISK, GPU, HOST, Rig, SIZE, all_of, holes, settings, tier, tokens};
 
@@ -153,7 +150,7 @@ fn each_block_takes_its_fastest_copy() {
 
 #[test]
 fn the_match_ends_before_an_absent_block_unless_holes_are_tolerated() {
-    let clear = |manager: &mut kvtrie_core::manager::Manager, now| {
+    let clear = |manager: &mut kvtrie_core::Manager, now| {
         let prompt = tokens(1, 1);
         let scope = Scope::default();
         let mark =
@@ -178,7 +175,7 @@ fn the_match_ends_before_an_absent_block_unless_holes_are_tolerated() {
 #[test]
 fn a_plan_is_never_later_than_loading_or_computing_everything() {
     for ns_per_token in [0.001, 0.1, 1.0, 10.0, 1000.0] {
-        let cost = kvtrie_core::cost::CostModel::default_curve(ns_per_token).unwrap();
+        let cost = kvtrie_core::CostModel::default_curve(ns_per_token).unwrap();
         let tiers = vec![tier(Kind::Gpu, 40), tier(Kind::Host, 40)];
         let mut rig = Rig::new(Settings { cost, ..settings(tiers) });
         let prompt = tokens(1, 30);

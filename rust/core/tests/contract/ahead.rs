@@ -1,9 +1,9 @@
 //! Point 1, stores ahead: what a step will write is stored with the step.
 
-use kvtrie_core::block::{LeaseId, Slot, Structure};
-use kvtrie_core::error::Error;
-use kvtrie_core::manager::{Acquire, LoadMode, Move, MoveKind, Outcome, Settings};
-use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
+use kvtrie_core::{
+    Acquire, Error, Kind, LeaseId, LoadMode, Move, MoveKind, Outcome, Owner, Settings, Slot,
+    Structure, TierSpec, Write,
+};
 
 use crate::rig::{ALL, DISK, GPU, HOST, LAYERS, Rig, SIZE, all_of, holes, settings, tier, tokens};
 
@@ -83,7 +83,7 @@ fn layers_that_had_come_before_the_commit_count() {
     let some = Outcome { layers_done: Some(2), ..Outcome::default() };
     rig.report(&[moves[0].id], &some).unwrap();
     rig.commit(id, &prompt);
-    assert_eq!(rig.on(&prompt, HOST)[0], kvtrie_core::block::Layers::new(0, 2));
+    assert_eq!(rig.on(&prompt, HOST)[0], kvtrie_core::Layers::new(0, 2));
     rig.report(&[moves[0].id], &Outcome { layers_done: Some(LAYERS), ..some }).unwrap();
     assert_eq!(rig.on(&prompt, HOST)[0], ALL);
 }

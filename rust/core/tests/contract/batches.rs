@@ -4,12 +4,10 @@
 //! loads: here there are no stores. A quota for a tenant without blocks forces single moves and
 //! changes nothing else: a manager with one is compared with a manager without.
 
-use kvtrie_core::block::{LeaseId, MoveId, Structure};
-use kvtrie_core::error::Result;
-use kvtrie_core::hint::Hint;
-use kvtrie_core::manager::{Acquire, LoadMode, Manager, Outcome, Settings};
-use kvtrie_core::tier::{Kind, TierSpec, Write};
-use kvtrie_core::time::Nanos;
+use kvtrie_core::{
+    Acquire, Hint, Kind, LeaseId, LoadMode, Manager, MoveId, Nanos, Outcome, Result, Settings,
+    Structure, TierSpec, Write,
+};
 use proptest::prelude::*;
 
 use crate::rig::{GPU, settings, tier, tokens};

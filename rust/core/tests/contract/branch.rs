@@ -1,8 +1,7 @@
 //! Point 9, first half: forks share full blocks and copy the partial one at the first write;
 //! truncation frees the lease's private slots.
 
-use kvtrie_core::manager::{Acquire, LoadMode, MoveKind};
-use kvtrie_core::tier::Kind;
+use kvtrie_core::{Acquire, Kind, LoadMode, MoveKind};
 
 use crate::rig::{ALL, GPU, HOST, Rig, SIZE, all_of, settings, tier, tokens};
 

@@ -1,9 +1,6 @@
 //! Point 8: commit appends written tokens; only full blocks enter the trie.
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::error::Error;
-use kvtrie_core::manager::{Acquire, Committed, LoadMode};
-use kvtrie_core::tier::{Kind, TierSpec};
+use kvtrie_core::{Acquire, Committed, Error, Kind, Layers, LoadMode, TierSpec};
 
 use crate::rig::{ALL, GPU, HOST, Rig, SIZE, all_of, holes, settings, tier, tokens};
 
@@ -158,7 +155,7 @@ fn the_first_commit_of_a_hole_wins() {
 fn computed_layers_join_the_resident_ones() {
     // Layers 2 and 3 were dropped below; the first tier still has 0 and 1.
     let gpu = TierSpec { layer_slots: true, ..tier(Kind::Gpu, 2) };
-    let mut rig = Rig::new(kvtrie_core::manager::Settings {
+    let mut rig = Rig::new(kvtrie_core::Settings {
         policy: "checkerboard".to_owned(),
         ..holes(vec![gpu, tier(Kind::Host, 8)])
     });

@@ -1,10 +1,6 @@
 //! Point 7: completion is the only point at which a copy counts.
 
-use kvtrie_core::block::{Layers, MoveId};
-use kvtrie_core::error::Error;
-use kvtrie_core::manager::{Outcome, Settings};
-use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::Kind;
+use kvtrie_core::{Error, Kind, Layers, MoveId, Outcome, Scope, Settings};
 
 use crate::rig::{ALL, GPU, HOST, Rig, all_of, settings, tier, tokens};
 

@@ -1,11 +1,9 @@
 //! Cost of many owners, tenants with quotas and pending hints, on one another.
 
-use kvtrie_core::hint::{Answer, Hint, Release, Retain, Target};
-use kvtrie_core::manager::{Acquire, Manager};
-use kvtrie_core::policy::NAMES;
-use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::{Kind, TierSpec};
-use kvtrie_core::visits;
+use kvtrie_core::internals::visits_during;
+use kvtrie_core::{
+    Acquire, Answer, Hint, Kind, Manager, POLICIES, Release, Retain, Scope, Target, TierSpec,
+};
 
 use crate::rig::{GPU, all_of, retain, settings, tier, tokens};
 
@@ -32,7 +30,7 @@ fn looks_of_a_tenant(tenants: u32, policy: &str) -> u64 {
         serve(&mut manager, tenant, &tokens(1, 2));
         quota(&mut manager, tenant);
     }
-    let ((), looks) = visits::during(|| {
+    let ((), looks) = visits_during(|| {
         for turn in 0..8 {
             serve(&mut manager, tenants, &tokens(turn, 2));
         }
@@ -45,7 +43,7 @@ fn looks_of_a_tenant(tenants: u32, policy: &str) -> u64 {
 
 #[test]
 fn the_cost_of_a_tenant_does_not_grow_with_their_number() {
-    for policy in NAMES {
+    for policy in POLICIES {
         let (few, many) = (looks_of_a_tenant(100, policy), looks_of_a_tenant(1000, policy));
         assert!(few > 0 && many <= few, "{policy}: {few} entries, then {many}");
     }
@@ -94,7 +92,7 @@ fn looks_of_an_owner(owners: u32) -> u64 {
         manager.hint(&[Hint::Retain(hint)], 0).unwrap();
     };
     (0..owners).for_each(|owner| claim(&mut manager, owner));
-    let ((), looks) = visits::during(|| {
+    let ((), looks) = visits_during(|| {
         claim(&mut manager, owners);
         serve(&mut manager);
         let (name, scope) = (owners.to_string(), Scope::default());

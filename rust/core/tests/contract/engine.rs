@@ -1,8 +1,9 @@
 //! Point 1, an engine's slots: after a failed move and after a release.
 
-use kvtrie_core::block::{MoveId, Slot};
-use kvtrie_core::manager::{Acquire, Action, LoadMode, Move, MoveKind, Outcome, Settings};
-use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
+use kvtrie_core::{
+    Acquire, Action, Kind, LoadMode, Move, MoveId, MoveKind, Outcome, Owner, Settings, Slot,
+    TierSpec, Write,
+};
 
 use crate::rig::{ALL, GPU, HOST, Rig, SIZE, all_of, holes, settings, tier, tokens};
 

@@ -1,11 +1,9 @@
 //! Point 7, second half: the state after a failed, a hung and a doomed move.
 
-use kvtrie_core::block::{Layers, MoveId};
-use kvtrie_core::error::Error;
-use kvtrie_core::hint::{Hint, Target};
-use kvtrie_core::manager::{Action, Failed, Mark, MoveKind, Outcome, Settings};
-use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::{Kind, TierSpec, Write};
+use kvtrie_core::{
+    Action, Error, Failed, Hint, Kind, Layers, Mark, MoveId, MoveKind, Outcome, Scope, Settings,
+    Target, TierSpec, Write,
+};
 
 use crate::rig::{ALL, DISK, GPU, HOST, Rig, SIZE, all_of, holes, layered, settings, tier, tokens};
 

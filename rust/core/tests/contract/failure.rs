@@ -1,11 +1,9 @@
 //! Point 10: bad input changes nothing, a broken invariant ends the manager without a panic.
 
-use kvtrie_core::error::{Error, Result};
-use kvtrie_core::hint::{Hint, NORMAL, Retain, Target};
-use kvtrie_core::manager::{Acquire, LoadMode, Manager, Mark, Outcome, Row, Settings};
-use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::{Kind, Owner, TierSpec};
-use kvtrie_core::time::DAY;
+use kvtrie_core::{
+    Acquire, DAY, Error, Hint, Kind, LoadMode, Manager, Mark, NORMAL, Outcome, Owner, Result,
+    Retain, Row, Scope, Settings, Target, TierSpec,
+};
 
 use crate::rig::{GPU, HOST, Rig, all_of, layered, retain, settings, tier, tokens};
 

@@ -1,9 +1,6 @@
 //! The predicted time at which a plan's prompt is computed.
 
-use kvtrie_core::cost::CostModel;
-use kvtrie_core::manager::{Acquire, LoadMode, Settings};
-use kvtrie_core::tier::Kind;
-use kvtrie_core::time::Nanos;
+use kvtrie_core::{Acquire, CostModel, Kind, LoadMode, Nanos, Settings};
 
 use crate::rig::{HOST, LAYERS, Rig, SIZE, all_of, settings, tier, tokens};
 

@@ -1,11 +1,8 @@
 //! A flood of hints: every request that succeeds without the hints succeeds with them.
 
-use kvtrie_core::block::LeaseId;
-use kvtrie_core::error::{Error, Result};
-use kvtrie_core::hint::{Hint, Retain};
-use kvtrie_core::manager::{Acquire, Settings};
-use kvtrie_core::policy::NAMES;
-use kvtrie_core::tier::{Kind, TierSpec};
+use kvtrie_core::{
+    Acquire, Error, Hint, Kind, LeaseId, POLICIES, Result, Retain, Settings, TierSpec,
+};
 use proptest::prelude::*;
 
 use crate::contract::hints::{keep, path, say};
@@ -26,7 +23,7 @@ fn three(seed: u64) -> Settings {
     };
     let count = usize::try_from(seed % 3).expect("small") + 1;
     let tiers = [share(Kind::Gpu, 6), share(Kind::Host, 5), share(Kind::Disk, 7)];
-    let policy = NAMES[usize::try_from(seed / 3).expect("small") % NAMES.len()].to_owned();
+    let policy = POLICIES[usize::try_from(seed / 3).expect("small") % POLICIES.len()].to_owned();
     let plain = if seed.is_multiple_of(2) {
         settings(tiers[..count].to_vec())
     } else {

@@ -1,11 +1,9 @@
 //! Hints: they change the order of eviction, never more than that.
 
-use kvtrie_core::block::{Handle, Structure, Token};
-use kvtrie_core::hint::{Answer, Hint, HintReply, NORMAL, Release, Retain, Target};
-use kvtrie_core::manager::{Acquire, Settings};
-use kvtrie_core::policy::NAMES;
-use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::{Kind, Owner, TierSpec};
+use kvtrie_core::{
+    Acquire, Answer, Handle, Hint, HintReply, Kind, NORMAL, Owner, POLICIES, Release, Retain,
+    Scope, Settings, Structure, Target, TierSpec, Token,
+};
 use proptest::prelude::*;
 
 use crate::rig::{ALL, DISK, GPU, HOST, Rig, all_of, retain, settings, tier, tokens};
@@ -52,7 +50,7 @@ fn cached(rig: &Rig, stems: u32) -> Vec<u32> {
 
 #[test]
 fn lower_priorities_are_evicted_first_under_every_policy() {
-    for name in NAMES {
+    for name in POLICIES {
         let mut rig =
             Rig::new(Settings { policy: (*name).to_owned(), ..settings(vec![tier(Kind::Gpu, 6)]) });
         for stem in 1..=6 {
@@ -88,7 +86,7 @@ fn a_band_follows_its_block_to_every_tier_and_back() {
     let block = rig.blocks(&tokens(2, 1))[0];
     assert_eq!(
         (rig.on(&tokens(2, 1), GPU), rig.on(&tokens(2, 1), DISK)[0]),
-        (vec![ALL.meet(kvtrie_core::block::Layers::NONE)], ALL)
+        (vec![ALL.meet(kvtrie_core::Layers::NONE)], ALL)
     );
     assert_eq!(rig.manager.explain(block, DISK, rig.now).unwrap().priority, 10);
     // The retained block has not moved.

@@ -1,9 +1,6 @@
 //! Point 11, second half: holes, and the lifetime of a node without a copy.
 
-use kvtrie_core::block::{Layers, Structure};
-use kvtrie_core::manager::{Action, Manager, MoveKind};
-use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::Kind;
+use kvtrie_core::{Action, Kind, Layers, Manager, MoveKind, Scope, Structure};
 
 use crate::rig::{ALL, GPU, HOST, Rig, SIZE, all_of, holes, settings, tier, tokens};
 
@@ -84,7 +81,7 @@ fn a_hole_is_not_computed_into_a_slot_that_a_store_still_reads() {
 fn holes_evicts_leading_blocks_first_and_leaf_only_last_blocks() {
     let survivors = |structure| {
         let base = settings(vec![tier(Kind::Gpu, 4)]);
-        let mut rig = Rig::new(kvtrie_core::manager::Settings { structure, ..base });
+        let mut rig = Rig::new(kvtrie_core::Settings { structure, ..base });
         let prompt = tokens(1, 4);
         rig.serve(&prompt);
         let all = rig.blocks(&prompt);

@@ -1,10 +1,8 @@
 //! A victim stays usable until the store that reads it has ended.
 
-use kvtrie_core::block::{LeaseId, Slot};
-use kvtrie_core::error::Error;
-use kvtrie_core::manager::{Acquire, Action, Copy, LoadMode, Mark, MoveKind, Settings};
-use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::Kind;
+use kvtrie_core::{
+    Acquire, Action, Copy, Error, Kind, LeaseId, LoadMode, Mark, MoveKind, Scope, Settings, Slot,
+};
 
 use crate::rig::{ALL, GPU, HOST, Rig, SIZE, all_of, layered, settings, tier, tokens};
 

@@ -1,10 +1,8 @@
 //! Point 5, liveness: only leases can keep a request from being served.
 
-use kvtrie_core::block::{MoveId, Structure};
-use kvtrie_core::error::Error;
-use kvtrie_core::manager::{Acquire, LoadMode, Outcome, Settings};
-use kvtrie_core::policy::NAMES;
-use kvtrie_core::tier::{Kind, TierSpec, Write};
+use kvtrie_core::{
+    Acquire, Error, Kind, LoadMode, MoveId, Outcome, POLICIES, Settings, Structure, TierSpec, Write,
+};
 use proptest::prelude::*;
 
 use crate::rig::{GPU, Rig, SIZE, all_of, holes, layered, settings, share, tier, tokens};
@@ -132,11 +130,11 @@ fn any_shape() -> impl Strategy<Value = Shape> {
     let free_low = prop_oneof![2 => Just(0.0), 1 => Just(0.5)];
     let tiers = prop::collection::vec((2..9_u32, write, 1..3_u32, free_low), 1..=4);
     let structure = prop_oneof![Just(Structure::LeafOnly), Just(Structure::Holes)];
-    (tiers, 0..3_usize, 0..NAMES.len(), structure).prop_map(
+    (tiers, 0..3_usize, 0..POLICIES.len(), structure).prop_map(
         |(tiers, layered, policy, structure)| Shape {
             tiers,
             layered,
-            policy: NAMES[policy],
+            policy: POLICIES[policy],
             structure,
         },
     )
@@ -214,7 +212,7 @@ fn a_store_that_fails_in_transit_is_not_retried_forever() {
 fn a_block_in_flight_down_is_not_evicted_from_its_destination() {
     for seed in 0..u64::from(share(480)) {
         let tiers = vec![layered(Kind::Gpu, 3), layered(Kind::Host, 2), tier(Kind::Disk, 3)];
-        let policy = NAMES[usize::try_from(seed).unwrap() % NAMES.len()].to_owned();
+        let policy = POLICIES[usize::try_from(seed).unwrap() % POLICIES.len()].to_owned();
         let mut rig = Rig::new(Settings { layers: 3, policy, ..settings(tiers) });
         let mut state = seed;
         let mut draw = |below: u64| {

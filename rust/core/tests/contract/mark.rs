@@ -1,10 +1,9 @@
 //! Marks: residency without a request, now or from a given time on.
 
-use kvtrie_core::block::{Handle, Layers};
-use kvtrie_core::error::{Error, Result};
-use kvtrie_core::manager::{Acquire, LoadMode, Mark, Outcome, Settings};
-use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::{Kind, Owner, TierSpec};
+use kvtrie_core::{
+    Acquire, Error, Handle, Kind, Layers, LoadMode, Mark, Outcome, Owner, Result, Scope, Settings,
+    TierSpec,
+};
 
 use crate::rig::{ALL, GPU, HOST, Rig, SIZE, all_of, layered, settings, tier, tokens};
 

@@ -1,12 +1,9 @@
 //! Metrics: hits and misses, evictions by cause, ages, latencies, copies and the log.
 
-use kvtrie_core::block::{Layers, LeaseId};
-use kvtrie_core::hint::{Hint, Target};
-use kvtrie_core::manager::{
-    Acquire, Cause, Eviction, LoadMode, Mark, MoveKind, Outcome, Reason, TierStats,
+use kvtrie_core::{
+    Acquire, Cause, Eviction, Hint, Kind, Layers, LeaseId, LoadMode, Mark, MoveKind, Outcome,
+    Owner, Reason, Scope, Target, TierSpec, TierStats,
 };
-use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::{Kind, Owner, TierSpec};
 
 use crate::rig::{
     ALL, DISK, GPU, HOST, Rig, SIZE, all_of, holes, layered, retain, settings, tier, tokens,
@@ -350,7 +347,7 @@ fn the_log_keeps_the_last_evictions_with_their_ranks() {
     let mut rig = rig([2, 9]);
     let tenant = Scope { tenant: b"one".to_vec(), lora: "two".to_owned(), ..Scope::default() };
     let id = {
-        let ask = kvtrie_core::manager::Acquire { scope: tenant, ..all_of(&[1, 2, 3, 4]) };
+        let ask = kvtrie_core::Acquire { scope: tenant, ..all_of(&[1, 2, 3, 4]) };
         rig.ask(&ask).unwrap()
     };
     rig.commit(id, &[1, 2, 3, 4]);

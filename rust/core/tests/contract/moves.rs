@@ -2,9 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use kvtrie_core::block::MoveId;
-use kvtrie_core::manager::{Manager, Move, MoveKind, Outcome, Settings};
-use kvtrie_core::tier::Kind;
+use kvtrie_core::{Kind, Manager, Move, MoveId, MoveKind, Outcome, Settings};
 
 use crate::rig::{ALL, DISK, GPU, HOST, Rig, settings, tier, tokens};
 

@@ -1,9 +1,6 @@
 //! Point 3: demotion evicts the last layer first; dropping a last copy, the first layer.
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::cost::CostModel;
-use kvtrie_core::manager::{DropOrder, Reason, Settings};
-use kvtrie_core::tier::Kind;
+use kvtrie_core::{CostModel, DropOrder, Kind, Layers, Reason, Settings};
 
 use crate::rig::{GPU, HOST, Rig, holes, layered, settings, tier, tokens};
 
@@ -16,7 +13,7 @@ fn departures(settings: Settings, tier: usize) -> Vec<(u16, Reason)> {
     for stem in 2..12 {
         rig.serve(&tokens(stem, 1));
     }
-    let ours = |event: &&kvtrie_core::manager::Event| event.block == block && event.tier == tier;
+    let ours = |event: &&kvtrie_core::Event| event.block == block && event.tier == tier;
     let events = rig.events();
     let layers = events.iter().filter(ours).map(|event| {
         assert_eq!(event.layers.len(), 1);
@@ -34,10 +31,7 @@ fn demotion_starts_with_the_last_layer() {
 
 #[test]
 fn clean_layers_are_demoted_from_the_last_too() {
-    let gpu = kvtrie_core::tier::TierSpec {
-        write: kvtrie_core::tier::Write::Through,
-        ..layered(Kind::Gpu, 2)
-    };
+    let gpu = kvtrie_core::TierSpec { write: kvtrie_core::Write::Through, ..layered(Kind::Gpu, 2) };
     let clean: Vec<_> = [3, 2, 1, 0].map(|layer| (layer, Reason::Clean)).to_vec();
     assert_eq!(departures(holes(vec![gpu, tier(Kind::Host, 20)]), GPU), clean);
 }

@@ -1,8 +1,6 @@
 //! Hints that move blocks between tiers: prefetches and demotions.
 
-use kvtrie_core::hint::{Answer, Hint, Target};
-use kvtrie_core::manager::MoveKind;
-use kvtrie_core::tier::Kind;
+use kvtrie_core::{Answer, Hint, Kind, MoveKind, Target};
 
 use crate::contract::hints::{answer, path, say};
 use crate::rig::{ALL, DISK, GPU, HOST, Rig, settings, tier, tokens};

@@ -1,8 +1,6 @@
 //! Point 2: a residency is one contiguous range of layers; which end of it stays.
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::manager::{Action, DropOrder, Reason, Settings};
-use kvtrie_core::tier::Kind;
+use kvtrie_core::{Action, DropOrder, Kind, Layers, Reason, Settings};
 
 use crate::rig::{DISK, GPU, HOST, Rig, holes, layered, settings, tier, tokens};
 

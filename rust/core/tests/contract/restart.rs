@@ -1,10 +1,9 @@
 //! Point 12: restoring the index of a tier that outlived its manager.
 
-use kvtrie_core::block::{Handle, Layers, Structure};
-use kvtrie_core::manager::{Acquire, Manager, Mark, Outcome, Row, Settings};
-use kvtrie_core::record::{Label, Record, ScopeOwner as Whose, Usage, scope_key};
-use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
+use kvtrie_core::{
+    Acquire, Handle, Kind, Label, Layers, Manager, Mark, Outcome, Owner, Record, Row, Scope,
+    ScopeOwner as Whose, Settings, Structure, TierSpec, Usage, Write, scope_key,
+};
 
 use crate::rig::{ALL, DISK, GPU, HOST, LAYERS, Rig, SIZE, holes, layered, settings, tier, tokens};
 

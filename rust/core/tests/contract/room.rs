@@ -1,10 +1,7 @@
 //! Point 5: slots come from the free list, then from victims, clean ones at once and dirty ones
 //! after a write; the cascade is planned completely, and two watermarks keep demand instant.
 
-use kvtrie_core::block::Structure;
-use kvtrie_core::error::Error;
-use kvtrie_core::manager::{MoveKind, Reason, Settings};
-use kvtrie_core::tier::{Kind, TierSpec, Write};
+use kvtrie_core::{Error, Kind, MoveKind, Reason, Settings, Structure, TierSpec, Write};
 
 use crate::rig::{ALL, DISK, GPU, HOST, Rig, SIZE, all_of, layered, settings, tier, tokens};
 
@@ -66,7 +63,7 @@ fn the_parent_of_victims_of_both_kinds_may_be_evicted_next() {
     assert_eq!(reasons, [Reason::Dropped, Reason::Clean, Reason::Clean]);
     rig.release(first);
     rig.acquire(&tokens(5, 4));
-    assert_eq!(rig.on(&paths[0], GPU), [kvtrie_core::block::Layers::NONE; 2]);
+    assert_eq!(rig.on(&paths[0], GPU), [kvtrie_core::Layers::NONE; 2]);
 }
 
 #[test]
@@ -89,7 +86,7 @@ fn a_dirty_victim_is_written_first_and_the_reservation_names_the_move() {
     rig.commit(id, &new);
     assert_eq!(
         (rig.on(&old, GPU), rig.on(&old, HOST)),
-        (vec![kvtrie_core::block::Layers::NONE], vec![ALL])
+        (vec![kvtrie_core::Layers::NONE], vec![ALL])
     );
 }
 

@@ -1,10 +1,9 @@
 //! Scopes: which requests may share blocks.
 
-use kvtrie_core::block::Structure;
-use kvtrie_core::hint::{Hint, Release, Retain, Target};
-use kvtrie_core::manager::{Acquire, LoadMode, Manager, Settings};
-use kvtrie_core::scope::{FIRST_DIGEST, Scope};
-use kvtrie_core::tier::Kind;
+use kvtrie_core::{
+    Acquire, FIRST_DIGEST, Hint, Kind, LoadMode, Manager, Release, Retain, Scope, Settings,
+    Structure, Target,
+};
 
 use crate::rig::{GPU, Rig, SIZE, all_of, retain, settings, tier, tokens};
 

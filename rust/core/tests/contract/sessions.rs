@@ -1,9 +1,6 @@
 //! Sessions: their begin, weight and end.
 
-use kvtrie_core::hint::{Hint, Release};
-use kvtrie_core::manager::{Acquire, Settings};
-use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::Kind;
+use kvtrie_core::{Acquire, Hint, Kind, Release, Scope, Settings};
 
 use crate::rig::{GPU, Rig, all_of, settings, tier, tokens};
 

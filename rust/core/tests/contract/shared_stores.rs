@@ -3,11 +3,10 @@
 
 use std::collections::VecDeque;
 
-use kvtrie_core::block::{Layers, MoveId, Slot, TierId};
-use kvtrie_core::hint::{Answer, Hint, Target};
-use kvtrie_core::manager::{Move, MoveKind, Settings};
-use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::{Kind, TierSpec, Write};
+use kvtrie_core::{
+    Answer, Hint, Kind, Layers, Move, MoveId, MoveKind, Scope, Settings, Slot, Target, TierId,
+    TierSpec, Write,
+};
 use proptest::prelude::*;
 
 use crate::rig::{ALL, GPU, HOST, Rig, SIZE, all_of, holes, settings, share, tier, tokens};

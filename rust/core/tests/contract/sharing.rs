@@ -1,10 +1,7 @@
 //! Point 13: one manager per scheduler process. It has no threads, clock or randomness,
 //! so one lock around it is enough, and equal calls give equal moves.
 
-use kvtrie_core::block::Structure;
-use kvtrie_core::manager::{Manager, Move, Settings};
-use kvtrie_core::policy::NAMES;
-use kvtrie_core::tier::{Kind, TierSpec, Write};
+use kvtrie_core::{Kind, Manager, Move, POLICIES, Settings, Structure, TierSpec, Write};
 
 use crate::rig::{Rig, SIZE, layered, settings, tier, tokens};
 
@@ -31,8 +28,7 @@ fn replay(settings: &Settings) -> (Vec<Move>, Vec<u8>) {
         let stem = turn * 7 % 11;
         let prompt = [tokens(stem, 2), tokens(100 + turn % 5, 1)].concat();
         let session = ["a", "b", "c"][turn as usize % 3];
-        let ask =
-            kvtrie_core::manager::Acquire { session: Some(session), ..crate::rig::all_of(&prompt) };
+        let ask = kvtrie_core::Acquire { session: Some(session), ..crate::rig::all_of(&prompt) };
         if let Ok(id) = rig.ask(&ask) {
             log.extend(rig.run());
             let held = rig.manager.lease_tokens(id).unwrap();
@@ -51,7 +47,7 @@ fn replay(settings: &Settings) -> (Vec<Move>, Vec<u8>) {
 #[test]
 fn the_same_calls_give_the_same_moves_byte_for_byte() {
     let mut seen = Vec::new();
-    for &policy in NAMES {
+    for &policy in POLICIES {
         for structure in [Structure::LeafOnly, Structure::Holes] {
             let gpu = TierSpec { write: Write::Through, ..layered(Kind::Gpu, 12) };
             let tiers = vec![gpu, tier(Kind::Host, 14), tier(Kind::Disk, 16)];

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use kvtrie_core::block::{NO_SLOT, Slot};
-use kvtrie_core::error::Error;
-use kvtrie_core::manager::{Acquire, MoveKind, Settings};
-use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
+use kvtrie_core::{
+    Acquire, Error, Kind, MoveKind, NO_SLOT, Owner, Settings, Slot, TierSpec, Write,
+};
 
 use crate::rig::{
     ALL, GPU, HOST, LAYERS, Rig, SIZE, all_of, holes, layered, settings, tier, tokens,
@@ -46,7 +45,7 @@ fn an_engine_binds_its_slots_and_learns_which_moves_still_read_them() {
     assert_eq!(ends, [(MoveKind::Store, GPU, 70, HOST), (MoveKind::Store, GPU, 33, HOST)]);
     // The engine's tier never gets a residency.
     for known in &moves {
-        assert_eq!(rig.on(&prompt, GPU), [kvtrie_core::block::Layers::NONE; 2]);
+        assert_eq!(rig.on(&prompt, GPU), [kvtrie_core::Layers::NONE; 2]);
         rig.done(known.id);
     }
     assert_eq!(rig.on(&prompt, HOST), [ALL, ALL]);
@@ -149,7 +148,7 @@ fn with_layer_slots_a_single_layer_is_a_victim_and_its_memory_is_free_at_once() 
     assert!(rig.awaits(id).is_empty(), "clean layers leave at once");
     rig.release(id);
     assert_eq!(rig.manager.occupancy(GPU).free, 4);
-    let half = kvtrie_core::block::Layers::new(0, 2);
+    let half = kvtrie_core::Layers::new(0, 2);
     assert_eq!((rig.on(&one, GPU), rig.on(&two, GPU)), (vec![half], vec![half]));
     assert_eq!(rig.manager.stats(GPU).bytes_freed, 4 * 100);
 }
@@ -165,7 +164,7 @@ fn without_layer_slots_a_victim_loses_all_layers() {
     rig.serve(&two);
     rig.now += 1 << 30;
     rig.serve(&tokens(3, 1));
-    let none = kvtrie_core::block::Layers::NONE;
+    let none = kvtrie_core::Layers::NONE;
     assert_eq!((rig.on(&one, GPU), rig.on(&two, GPU)), (vec![none], vec![ALL]));
     assert_eq!(rig.on(&one, HOST), [ALL]);
 }

@@ -1,9 +1,6 @@
 //! Point 9, second half: preemption never fails, and resume plans again.
 
-use kvtrie_core::block::{Layers, MoveId};
-use kvtrie_core::error::Error;
-use kvtrie_core::manager::{LoadMode, Settings};
-use kvtrie_core::tier::{Kind, Owner, TierSpec};
+use kvtrie_core::{Error, Kind, Layers, LoadMode, MoveId, Owner, Settings, TierSpec};
 
 use crate::rig::{ALL, GPU, HOST, Rig, SIZE, all_of, holes, settings, tier, tokens};
 
@@ -152,7 +149,7 @@ fn an_engines_blocks_are_written_down_before_it_takes_its_slots_back() {
     assert_eq!(rig.on(&prompt, HOST), [ALL, ALL]);
     rig.call(|manager, now| manager.resume(id, 0, LoadMode::Plan, now)).unwrap();
     assert_eq!(rig.manager.lease(id).unwrap().matched(), 2 * SIZE);
-    assert_eq!(rig.slots(id), [kvtrie_core::block::NO_SLOT; 2]);
+    assert_eq!(rig.slots(id), [kvtrie_core::NO_SLOT; 2]);
 }
 
 #[test]

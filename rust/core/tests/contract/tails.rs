@@ -7,14 +7,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use kvtrie_core::block::{Handle, LeaseId, TierId, Token};
-use kvtrie_core::error::Result;
-use kvtrie_core::hint::{Hint, Retain, Target};
-use kvtrie_core::manager::{Acquire, LoadMode, Manager, Outcome, Reason, Settings};
-use kvtrie_core::policy::NAMES;
-use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::{Kind, TierSpec, Write};
-use kvtrie_core::time::Nanos;
+use kvtrie_core::{
+    Acquire, Handle, Hint, Kind, LeaseId, LoadMode, Manager, Nanos, Outcome, POLICIES, Reason,
+    Result, Retain, Scope, Settings, Target, TierId, TierSpec, Token, Write,
+};
 use proptest::prelude::*;
 
 use crate::rig::{SIZE, retain, settings, tier, tokens};
@@ -51,7 +47,7 @@ fn scope() -> Scope {
 }
 
 fn shape() -> impl Strategy<Value = Settings> {
-    let policies = NAMES.to_vec();
+    let policies = POLICIES.to_vec();
     let below = prop::option::of((10..40_u32, prop::sample::select(policies.clone())));
     let policy = prop::sample::select(policies);
     (12..30_u32, below, policy).prop_map(|(gpu, below, policy)| {

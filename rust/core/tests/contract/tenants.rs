@@ -1,10 +1,9 @@
 //! Isolation: calls of one tenant change no state of another's, whatever names they use.
 
-use kvtrie_core::block::{LeaseId, TierId, Token};
-use kvtrie_core::hint::{Hint, HintReply, Release, Retain, Target};
-use kvtrie_core::manager::{Acquire, LoadMode, Settings};
-use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::{Kind, TierSpec};
+use kvtrie_core::{
+    Acquire, Hint, HintReply, Kind, LeaseId, LoadMode, Release, Retain, Scope, Settings, Target,
+    TierId, TierSpec, Token,
+};
 use proptest::prelude::*;
 
 use crate::rig::{GPU, HOST, Rig, all_of, settings, tier, tokens};

@@ -1,8 +1,8 @@
 //! Bytes move between neighbours; disk and the first tier, and remote and every tier, via the host.
 
-use kvtrie_core::block::Structure;
-use kvtrie_core::manager::{Acquire, Action, LoadMode, MoveKind, Outcome, Settings};
-use kvtrie_core::tier::{Kind, TierSpec, Write};
+use kvtrie_core::{
+    Acquire, Action, Kind, LoadMode, MoveKind, Outcome, Settings, Structure, TierSpec, Write,
+};
 
 use crate::rig::{ALL, DISK, GPU, HOST, REMOTE, Rig, SIZE, all_of, settings, tier, tokens};
 

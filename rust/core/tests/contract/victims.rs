@@ -1,8 +1,6 @@
 //! Order of eviction as only a manager shows it: rounded costs, and the age of sessions.
 
-use kvtrie_core::cost::CostModel;
-use kvtrie_core::manager::Settings;
-use kvtrie_core::tier::Kind;
+use kvtrie_core::{CostModel, Kind, Settings};
 
 use crate::rig::{DISK, GPU, HOST, Rig, all_of, holes, settings, tier, tokens};
 
@@ -82,8 +80,7 @@ fn a_block_has_the_age_of_the_session_that_used_it_last() {
     assert!(idle(&rig, 0) * 64 < idle(&rig, 1));
     // Its next request makes all of it young again, and so does a request in flight.
     rig.now = 300_000;
-    let id =
-        rig.ask(&kvtrie_core::manager::Acquire { session: Some("b"), ..all_of(&tokens(2, 1)) });
+    let id = rig.ask(&kvtrie_core::Acquire { session: Some("b"), ..all_of(&tokens(2, 1)) });
     assert_eq!((idle(&rig, 0), idle(&rig, 1)), (0, 0));
     rig.release(id.unwrap());
 }
@@ -96,7 +93,7 @@ fn the_end_of_a_suspended_lease_is_no_use_of_its_session() {
     let shared = tokens(1, 1);
     let session = Some("a");
     rig.serve_as(session, &shared);
-    let ask = kvtrie_core::manager::Acquire { session, ..all_of(&shared) };
+    let ask = kvtrie_core::Acquire { session, ..all_of(&shared) };
     let id = rig.ask(&ask).unwrap();
     rig.call(|manager, now| manager.suspend(id, Kind::Host, now)).unwrap();
     rig.run();

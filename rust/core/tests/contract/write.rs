@@ -1,8 +1,6 @@
 //! Point 11, first half: the write policies of a tier.
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::manager::{MoveKind, Reason};
-use kvtrie_core::tier::{Kind, TierSpec, Write};
+use kvtrie_core::{Kind, Layers, MoveKind, Reason, TierSpec, Write};
 
 use crate::rig::{ALL, DISK, GPU, HOST, Rig, SIZE, settings, tier, tokens};
 

@@ -2,10 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use kvtrie_core::block::{Handle, Place, TierId, Token};
-use kvtrie_core::manager::{BlockEventKind, Copy, Mark, Move};
-use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::Kind;
+use kvtrie_core::{BlockEventKind, Copy, Handle, Kind, Mark, Move, Place, Scope, TierId, Token};
 
 use crate::group_story::{Step, Story, branch, resumes};
 use crate::rig::{GPU, SIZE};

@@ -2,11 +2,7 @@
 //!
 //! Invariant: one number gives the same settings for ever. Cost: O(1).
 
-use kvtrie_core::block::Structure;
-use kvtrie_core::group::{Group, GroupKind};
-use kvtrie_core::manager::Settings;
-use kvtrie_core::policy::NAMES;
-use kvtrie_core::tier::{Owner, Write};
+use kvtrie_core::{Group, GroupKind, Owner, POLICIES, Settings, Structure, Write};
 
 use super::{FULL, on};
 
@@ -30,7 +26,7 @@ pub(crate) fn drawn(seed: u64) -> Settings {
     let mut bytes = vec![(6 + next(54)) * largest];
     bytes.extend((0..next(3)).map(|_| (4 + next(36)) * largest));
     let mut settings = on(&groups, &bytes);
-    NAMES[place(next(NAMES.len() as u64))].clone_into(&mut settings.policy);
+    POLICIES[place(next(POLICIES.len() as u64))].clone_into(&mut settings.policy);
     settings.block_events = 100_000;
     settings.tiers[0].owner = [Owner::Kvtrie, Owner::Nobody, Owner::Engine][place(next(3))];
     settings.tiers[0].growth_reserve = if next(4) == 0 { 0.3 } else { 0.0 };

@@ -2,10 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use kvtrie_core::block::{LeaseId, NO_SLOT, Slot, Token};
-use kvtrie_core::group::GroupKind;
-use kvtrie_core::manager::{Action, LoadMode};
-use kvtrie_core::tier::Kind;
+use kvtrie_core::{Action, GroupKind, Kind, LeaseId, LoadMode, NO_SLOT, Slot, Token};
 
 use crate::group_story::{Step, Story, attends, resumes};
 use crate::rig::{GPU, SIZE, tokens};

@@ -13,14 +13,11 @@ pub(crate) mod shared;
 
 use std::collections::BTreeSet;
 
-use kvtrie_core::block::{Handle, LeaseId, NO_SLOT, Slot, TierId, Token};
-use kvtrie_core::group::{Group, GroupKind};
-use kvtrie_core::hint::{Answer, Hint, Release, Target};
-use kvtrie_core::manager::{
-    Acquire, Asked, Groups, LoadMode, Manager, MissCause, Move, Outcome, Settings,
+use kvtrie_core::{
+    Acquire, Answer, Asked, Group, GroupKind, Groups, Handle, Hint, Kind, LeaseId, LoadMode,
+    Manager, MissCause, Move, NO_SLOT, Outcome, Owner, Release, Scope, Settings, Slot, Target,
+    TierId, TierSpec, Token,
 };
-use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::{Kind, Owner, TierSpec};
 
 use crate::bytes::Bytes;
 use crate::rig::{GPU, Rig, SIZE, retain, settings, tier, tokens};

@@ -5,11 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvtrie_core::block::{MoveId, Token};
-use kvtrie_core::manager::{Move, MoveKind, Settings};
-use kvtrie_core::record::BlockKey;
-use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::Kind;
+use kvtrie_core::{BlockKey, Kind, Move, MoveId, MoveKind, Scope, Settings, Token};
 
 use crate::bytes::content;
 use crate::group_story::Story;

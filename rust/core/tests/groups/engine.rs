@@ -1,8 +1,6 @@
 //! Windows and states in the slots of an engine.
 
-use kvtrie_core::block::{LeaseId, NO_SLOT};
-use kvtrie_core::group::Group;
-use kvtrie_core::tier::Owner;
+use kvtrie_core::{Group, LeaseId, NO_SLOT, Owner};
 
 use super::{STATE, WINDOW};
 use crate::group_story::{FULL, branch, on};

@@ -1,8 +1,6 @@
 //! Windows and states that leave by themselves, and pins that keep them.
 
-use kvtrie_core::block::{Handle, Place};
-use kvtrie_core::manager::Manager;
-use kvtrie_core::scope::Scope;
+use kvtrie_core::{Handle, Manager, Place, Scope};
 
 use super::{STATE, WINDOW, held, of};
 use crate::group_story::FULL;
@@ -10,7 +8,7 @@ use crate::rig::{GPU, Rig, SIZE, tokens};
 
 const WINDOWS: Place = Place::new(GPU, 1);
 
-fn evict(count: u64) -> impl Fn(&mut Manager, u64) -> kvtrie_core::error::Result<Vec<Handle>> {
+fn evict(count: u64) -> impl Fn(&mut Manager, u64) -> kvtrie_core::Result<Vec<Handle>> {
     move |m, now| m.evict_parts(WINDOWS, count, now)
 }
 

@@ -1,8 +1,6 @@
 //! Resume points: which borders a request finds, and where a pass writes them.
 
-use kvtrie_core::block::NO_SLOT;
-use kvtrie_core::manager::{Acquire, Settings};
-use kvtrie_core::tier::{Owner, TierSpec};
+use kvtrie_core::{Acquire, NO_SLOT, Owner, Settings, TierSpec};
 
 use super::{STATE, WINDOW, held, of};
 use crate::group_story::{FULL, branch};

@@ -1,12 +1,8 @@
 //! Room of all groups in one budget: what fits, and the point that leaves first.
 
-use kvtrie_core::cost::Objective;
-use kvtrie_core::error::Error;
-use kvtrie_core::group::{Group, GroupKind};
-use kvtrie_core::hint::{Answer, Hint};
-use kvtrie_core::manager::{Manager, Mark, Settings};
-use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::{Kind, Write};
+use kvtrie_core::{
+    Answer, Error, Group, GroupKind, Hint, Kind, Manager, Mark, Objective, Scope, Settings, Write,
+};
 
 use super::{STATE, WINDOW, held, held_on, hinted, of, target};
 use crate::group_story::{FULL, on};

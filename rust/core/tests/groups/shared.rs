@@ -1,10 +1,9 @@
 //! Resume points above a tier that machines share: stored a part at a time, dropped, marked and lost.
 
-use kvtrie_core::block::{MoveId, TierId};
-use kvtrie_core::group::Group;
-use kvtrie_core::hint::{Answer, Hint};
-use kvtrie_core::manager::{Acquire, LoadMode, Manager, Move, MoveKind, Outcome, Settings};
-use kvtrie_core::tier::{Kind, Write};
+use kvtrie_core::{
+    Acquire, Answer, Group, Hint, Kind, LoadMode, Manager, Move, MoveId, MoveKind, Outcome,
+    Settings, TierId, Write,
+};
 
 use super::{STATE, WINDOW, held_on, hinted, target};
 use crate::group_story::shared::above_shared;
@@ -236,9 +235,9 @@ fn a_border_is_found_once_each_group_is_marked() {
         assert!(rig.matched(&next) < 8 * SIZE);
         assert_eq!(held_on(&rig, STORE)[1].0, 0);
         rig.refused("to be cached", |m, now| {
-            let (tokens, scope) = (&tokens(5, 3)[..], kvtrie_core::scope::Scope::default());
+            let (tokens, scope) = (&tokens(5, 3)[..], kvtrie_core::Scope::default());
             let (tier, present, ready, first) = (STORE, true, None, None);
-            let mark = kvtrie_core::manager::Mark { tokens, scope, tier, present, ready, first };
+            let mark = kvtrie_core::Mark { tokens, scope, tier, present, ready, first };
             m.mark_group(&mark, 1, 0, now)
         });
     }

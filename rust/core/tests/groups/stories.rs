@@ -1,9 +1,6 @@
 //! Random stories: every match is what attention can use.
 
-use kvtrie_core::block::Structure;
-use kvtrie_core::group::{Group, GroupKind};
-use kvtrie_core::manager::Settings;
-use kvtrie_core::tier::{Owner, Write};
+use kvtrie_core::{Group, GroupKind, Owner, Settings, Structure, Write};
 use proptest::prelude::*;
 
 use crate::group_story::shared::above_shared;
@@ -35,7 +32,7 @@ type Ways = (&'static str, Owner, f64, [Write; 3]);
 
 fn ways() -> impl Strategy<Value = Ways> {
     (
-        prop::sample::select(kvtrie_core::policy::NAMES),
+        prop::sample::select(kvtrie_core::POLICIES),
         prop::sample::select(vec![Owner::Kvtrie, Owner::Nobody, Owner::Engine]),
         prop_oneof![3 => Just(0.0), 1 => Just(0.3)],
         prop::array::uniform3(prop::sample::select(vec![

@@ -1,9 +1,6 @@
 //! Resume points on several tiers: stored, loaded, flushed, marked and brought back by an index.
 
-use kvtrie_core::block::NO_SLOT;
-use kvtrie_core::hint::{Answer, Hint};
-use kvtrie_core::manager::{Acquire, LoadMode, Manager, MoveKind};
-use kvtrie_core::tier::{Kind, Write};
+use kvtrie_core::{Acquire, Answer, Hint, Kind, LoadMode, Manager, MoveKind, NO_SLOT, Write};
 
 use super::{STATE, WINDOW, held_on, hinted, target};
 use crate::group_story::{FULL, branch, on};

@@ -5,17 +5,11 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use kvtrie_core::block::{Handle, Layers, LeaseId, MoveId, Slot, Structure, TierId, Token};
-use kvtrie_core::cost::CostModel;
-use kvtrie_core::error::{Error, Result};
-use kvtrie_core::hint::{Retain, Target};
-use kvtrie_core::lane::LaneSpec;
-use kvtrie_core::manager::{
-    Acquire, Committed, DropOrder, Event, LoadMode, Manager, Mark, Move, Outcome, Settings,
+use kvtrie_core::{
+    Acquire, Committed, CostModel, DropOrder, Error, Event, Handle, Kind, LaneSpec, Layers,
+    LeaseId, LoadMode, Manager, Mark, Move, MoveId, Nanos, Outcome, Owner, Result, Retain, Scope,
+    Settings, Slot, Structure, Target, TierId, TierSpec, Token, Write,
 };
-use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
-use kvtrie_core::time::Nanos;
 
 /// Tokens of one block, unless a test says otherwise.
 pub(crate) const SIZE: usize = 4;
@@ -292,7 +286,7 @@ impl Rig {
     pub(crate) fn on(&self, tokens: &[Token], tier: TierId) -> Vec<Layers> {
         let found = self.manager.lookup(tokens, self.now, &Scope::default(), 0);
         let blocks = found.expect("a good lookup").blocks;
-        let layers = |known: &kvtrie_core::manager::MatchedBlock| {
+        let layers = |known: &kvtrie_core::MatchedBlock| {
             let known = known
                 .copies
                 .iter()

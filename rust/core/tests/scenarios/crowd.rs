@@ -1,8 +1,6 @@
 //! Many sessions: victims come in the order of a plain sort by retention value.
 
-use kvtrie_core::block::Handle;
-use kvtrie_core::manager::{Event, Settings};
-use kvtrie_core::tier::Kind;
+use kvtrie_core::{Event, Handle, Kind, Settings};
 
 use super::{close, conversation, demoting, document, press};
 use crate::rig::{GPU, Rig, tier};

@@ -2,9 +2,7 @@
 //!
 //! `learned` unlearns what no longer holds: once a phase has settled it finds at least what `lru` finds.
 
-use kvtrie_core::block::Token;
-use kvtrie_core::manager::{Acquire, Manager};
-use kvtrie_core::tier::Kind;
+use kvtrie_core::{Acquire, Kind, Manager, Token};
 
 use crate::rig::{settings, tier};
 
@@ -34,8 +32,7 @@ fn shares(policy: &str, prompts: &[u32], blocks: u32) -> Vec<[f64; 2]> {
     let settings = settings(vec![tier(Kind::Gpu, 64 * blocks)]);
     let size = settings.block_tokens;
     let mut manager =
-        Manager::new(kvtrie_core::manager::Settings { policy: policy.to_owned(), ..settings })
-            .unwrap();
+        Manager::new(kvtrie_core::Settings { policy: policy.to_owned(), ..settings }).unwrap();
     let found: Vec<f64> = (0..)
         .zip(prompts)
         .map(|(now, prompt)| {

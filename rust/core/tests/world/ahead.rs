@@ -2,7 +2,7 @@
 //!
 //! Invariant: the engine writes the slots before any move that reads them runs.
 
-use kvtrie_core::block::Token;
+use kvtrie_core::Token;
 
 use super::World;
 

@@ -3,8 +3,7 @@
 //! Invariant: it writes only slots of its lease, and only when none of the moves that the lease
 //! awaits is in flight.
 
-use kvtrie_core::block::Token;
-use kvtrie_core::manager::Committed;
+use kvtrie_core::{Committed, Token};
 
 use super::World;
 

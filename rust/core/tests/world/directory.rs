@@ -4,9 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvtrie_core::block::{Layers, TierId, Token};
-use kvtrie_core::manager::{BlockEvent, BlockEventKind, Manager};
-use kvtrie_core::record::BlockKey;
+use kvtrie_core::{BlockEvent, BlockEventKind, BlockKey, Layers, Manager, TierId, Token};
 
 /// Content of a block's key: the key before it and its tokens.
 type Named = (BlockKey, Vec<Token>);

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use kvtrie_core::block::{MoveId, Slot};
+use kvtrie_core::{MoveId, Slot};
 
 /// A stack of free slots.
 #[derive(Default)]

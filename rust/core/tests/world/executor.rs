@@ -3,9 +3,7 @@
 //! Invariant: a move starts only after those it waits for have ended well; from then on its
 //! destination is garbage until it ends, and a hung one may write there at any time.
 
-use kvtrie_core::block::{MoveId, Token};
-use kvtrie_core::manager::{Move, MoveKind, Outcome};
-use kvtrie_core::tier::Kind;
+use kvtrie_core::{Kind, Move, MoveId, MoveKind, Outcome, Token};
 
 use super::{Running, World};
 

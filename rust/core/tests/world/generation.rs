@@ -1,8 +1,7 @@
 //! Compares the generation with the naive answer: as long as it stays, a fixed set of lookups is
 //! answered as before, but for predicted times.
 
-use kvtrie_core::block::{Layers, Slot, TierId};
-use kvtrie_core::manager::Match;
+use kvtrie_core::{Layers, Match, Slot, TierId};
 
 use super::World;
 
@@ -49,8 +48,8 @@ impl World {
     }
 
     fn found(&self, found: &Match) -> Found {
-        let copies = |block: &kvtrie_core::manager::MatchedBlock| {
-            let copy = |copy: &kvtrie_core::manager::Copy| {
+        let copies = |block: &kvtrie_core::MatchedBlock| {
+            let copy = |copy: &kvtrie_core::Copy| {
                 let slots = self.manager.copy_slots(block.block, copy);
                 (copy.tier, copy.slot, copy.layers, copy.coming, copy.leaving, slots)
             };

@@ -6,10 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvtrie_core::block::{Handle, Token};
-use kvtrie_core::hint::{Answer, HIGHEST, Hint, NORMAL, Priority, Release, Retain, Target};
-use kvtrie_core::manager::Settings;
-use kvtrie_core::scope::Scope;
+use kvtrie_core::{
+    Answer, HIGHEST, Handle, Hint, NORMAL, Priority, Release, Retain, Scope, Settings, Target,
+    Token,
+};
 
 use super::{Raw, World};
 

@@ -4,10 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use kvtrie_core::block::{Slot, TierId, Token};
-use kvtrie_core::manager::Row;
-use kvtrie_core::record::{BlockKey, scope_key};
-use kvtrie_core::scope::Scope;
+use kvtrie_core::{BlockKey, Row, Scope, Slot, TierId, Token, scope_key};
 
 use super::World;
 

@@ -2,9 +2,7 @@
 //!
 //! Invariant: bytes are put only into slots that no move reads and no block holds.
 
-use kvtrie_core::block::{Handle, Layers, Slot, TierId, Token};
-use kvtrie_core::manager::{Copy, Manager, Mark, MatchedBlock};
-use kvtrie_core::scope::Scope;
+use kvtrie_core::{Copy, Handle, Layers, Manager, Mark, MatchedBlock, Scope, Slot, TierId, Token};
 
 use super::World;
 

@@ -24,11 +24,10 @@ mod tally;
 
 use std::collections::BTreeMap;
 
-use kvtrie_core::block::{Handle, Layers, LeaseId, MoveId, NO_SLOT, Slot, TierId, Token};
-use kvtrie_core::error::{Error, Result};
-use kvtrie_core::manager::{Acquire, Event, LoadMode, Manager, Move, Settings};
-use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::{Kind, Owner};
+use kvtrie_core::{
+    Acquire, Error, Event, Handle, Kind, Layers, LeaseId, LoadMode, Manager, Move, MoveId, NO_SLOT,
+    Owner, Result, Scope, Settings, Slot, TierId, Token,
+};
 
 #[allow(unused_imports, reason = "each test binary uses a part")]
 pub(crate) use shape::{engines, mixed, settings, shared};

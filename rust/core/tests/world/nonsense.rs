@@ -1,8 +1,6 @@
 //! Invalid calls: they are refused and change nothing.
 
-use kvtrie_core::block::Structure;
-use kvtrie_core::manager::{Acquire, Outcome};
-use kvtrie_core::scope::Scope;
+use kvtrie_core::{Acquire, Outcome, Scope, Structure};
 
 use super::World;
 

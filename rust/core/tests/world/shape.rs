@@ -2,12 +2,9 @@
 //!
 //! Invariant: every number gives settings that a manager accepts.
 
-use kvtrie_core::block::Structure;
-use kvtrie_core::cost::CostModel;
-use kvtrie_core::lane::LaneSpec;
-use kvtrie_core::manager::{DropOrder, Settings};
-use kvtrie_core::policy::NAMES;
-use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
+use kvtrie_core::{
+    CostModel, DropOrder, Kind, LaneSpec, Owner, POLICIES, Settings, Structure, TierSpec, Write,
+};
 
 /// The next number of a seeded sequence (`SplitMix64`).
 pub(crate) fn mixed(state: &mut u64) -> u64 {
@@ -57,7 +54,7 @@ pub(crate) fn settings(seed: u64) -> Settings {
                 store: lane(&format!("down{at}")),
             })
             .collect(),
-        policy: NAMES[usize::try_from(bit(16, NAMES.len() as u64)).unwrap()].to_owned(),
+        policy: POLICIES[usize::try_from(bit(16, POLICIES.len() as u64)).unwrap()].to_owned(),
         reuse: bit(19, 2) == 0,
         epsilon: if bit(25, 2) == 0 { 0.0 } else { 0.25 },
         // Steep, so that rounding changes what blocks of one path cost.

@@ -4,10 +4,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvtrie_core::block::{LeaseId, MoveId, TierId};
-use kvtrie_core::error::Error;
-use kvtrie_core::manager::{
-    Action, Cause, Event, Manager, Move, MoveKind, Reason, RequestStats, TierStats,
+use kvtrie_core::{
+    Action, Cause, Error, Event, LeaseId, Manager, Move, MoveId, MoveKind, Reason, RequestStats,
+    TierId, TierStats,
 };
 
 /// Count and sum of times.

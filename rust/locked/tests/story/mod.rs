@@ -10,13 +10,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kvtrie_core::block::{LeaseId, MoveId, Structure, Token};
-use kvtrie_core::cost::CostModel;
-use kvtrie_core::error::{Error, Result};
-use kvtrie_core::lane::LaneSpec;
-use kvtrie_core::manager::{Acquire, DropOrder, Lease, LoadMode, Manager, Outcome, Settings};
-use kvtrie_core::policy::NAMES;
-use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
+use kvtrie_core::{
+    Acquire, CostModel, DropOrder, Error, Kind, LaneSpec, Lease, LeaseId, LoadMode, Manager,
+    MoveId, Outcome, Owner, POLICIES, Result, Settings, Structure, TierSpec, Token, Write,
+};
 
 use super::locked::Locked;
 use super::thread;
@@ -350,7 +347,7 @@ fn settings(seed: u64) -> Settings {
         read: lane(format!("up{at}")),
         store: lane(format!("down{at}")),
     };
-    let names = NAMES.len() as u64;
+    let names = POLICIES.len() as u64;
     Settings {
         fingerprint: "story".to_owned(),
         layers: 2,
@@ -358,7 +355,7 @@ fn settings(seed: u64) -> Settings {
         block_tokens: u32::try_from(SIZE).unwrap_or_default(),
         token_weight: 1,
         tiers: (0..tiers).map(tier).collect(),
-        policy: NAMES[usize::try_from(seed / 3 % names).unwrap_or_default()].to_owned(),
+        policy: POLICIES[usize::try_from(seed / 3 % names).unwrap_or_default()].to_owned(),
         reuse: true,
         epsilon: 0.0,
         cost: CostModel::default_curve(1000.0).expect("good numbers"),

@@ -4,9 +4,7 @@
 //! applies the events in order knows the copies. Cost: that of the bytes, and for a stored block a
 //! look at the last runs.
 
-use kvtrie_core::block::{TierId, Token};
-use kvtrie_core::manager::{BlockEvent, BlockEventKind};
-use kvtrie_core::record::BlockKey;
+use kvtrie_core::{BlockEvent, BlockEventKind, BlockKey, TierId, Token};
 use rmp::{Marker, encode};
 
 /// The last runs, of which a stored block may continue one.

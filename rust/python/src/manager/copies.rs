@@ -1,7 +1,6 @@
 //! Copies of blocks in a manager: conversions of the calls that change or list what tiers hold.
 
-use kvtrie_core::block::Place;
-use kvtrie_core::manager::{self, Manager};
+use kvtrie_core::{Manager, Place};
 use numpy::PyArray1;
 use pyo3::prelude::*;
 
@@ -39,7 +38,7 @@ impl BlockManager {
         let group = group.map(number::group).transpose()?;
         let (ready, first) = times(ready, first, per_layer, self.layers)?;
         let tokens = Tokens::new(tokens)?;
-        let mark = manager::Mark {
+        let mark = kvtrie_core::Mark {
             tokens: tokens.as_slice(),
             scope: crate::scope::scope(scope)?,
             tier: self.shared.tier(tier)?,

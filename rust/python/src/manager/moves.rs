@@ -1,6 +1,6 @@
 //! Moves and lanes of a manager: conversions of the calls of what carries moves out.
 
-use kvtrie_core::manager::{Manager, Outcome};
+use kvtrie_core::{Manager, Outcome};
 use numpy::IntoPyArray;
 use pyo3::prelude::*;
 

@@ -1,6 +1,6 @@
 //! Explanations and counts of a manager: conversions of the calls for them.
 
-use kvtrie_core::manager::{self, Manager};
+use kvtrie_core::Manager;
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -71,7 +71,7 @@ impl BlockManager {
             session.map(|session| text(session, "session")).transpose()?.map(str::to_owned);
         let miss = self.shared.long(py, |manager| {
             let session = session.as_deref();
-            let asked = manager::Asked { tokens: &tokens, scope: &scope, session, limit };
+            let asked = kvtrie_core::Asked { tokens: &tokens, scope: &scope, session, limit };
             manager.miss(&asked, now.0)
         })?;
         Ok(Miss::new(miss))

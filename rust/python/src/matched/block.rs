@@ -1,7 +1,6 @@
 //! Block of a match.
 
-use kvtrie_core::block::Handle;
-use kvtrie_core::manager;
+use kvtrie_core::Handle;
 use numpy::{PyArray1, ToPyArray};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -25,7 +24,7 @@ pub(crate) struct MatchedBlock {
 impl MatchedBlock {
     pub(super) fn new(
         py: Python<'_>,
-        found: manager::MatchedBlock,
+        found: kvtrie_core::MatchedBlock,
         slots: Vec<Vec<u32>>,
     ) -> PyResult<Self> {
         let copies = found.copies.into_iter().zip(slots);

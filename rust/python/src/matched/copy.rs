@@ -1,6 +1,5 @@
 //! Copy of a block on one tier.
 
-use kvtrie_core::manager;
 use numpy::{PyArray1, ToPyArray};
 use pyo3::prelude::*;
 
@@ -8,7 +7,7 @@ use crate::record::record;
 
 record! {
     /// Copy of a block on one tier.
-    Copy((manager::Copy, Vec<u32>)) |copy, py| {
+    Copy((kvtrie_core::Copy, Vec<u32>)) |copy, py| {
         /// Index of the tier.
         tier: usize = copy.0.tier;
         /// Group of layers.

@@ -1,6 +1,6 @@
 //! Move: one row of the columns.
 
-use kvtrie_core::manager::{self, MoveKind};
+use kvtrie_core::MoveKind;
 use pyo3::prelude::*;
 
 /// Handle in a move of a partial block, which is not in the trie.
@@ -78,7 +78,7 @@ pub(crate) fn number_of(kind: MoveKind) -> u8 {
 
 impl Move {
     /// The move as the manager hands it out, with its lease.
-    pub(crate) fn handed_out(given: &manager::Move, lease: u64) -> Self {
+    pub(crate) fn handed_out(given: &kvtrie_core::Move, lease: u64) -> Self {
         let tier = |tier: usize| u8::try_from(tier).unwrap_or(u8::MAX);
         Self {
             id: given.id,

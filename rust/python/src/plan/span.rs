@@ -1,6 +1,6 @@
 //! Span of a plan: layers of consecutive tokens with one action.
 
-use kvtrie_core::manager::{self, Action};
+use kvtrie_core::Action;
 use pyo3::prelude::*;
 
 /// Layers of consecutive tokens with one action.
@@ -26,7 +26,7 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    pub(super) fn new(span: &manager::Span, block_tokens: u32) -> Self {
+    pub(super) fn new(span: &kvtrie_core::Span, block_tokens: u32) -> Self {
         let tokens = |block: u32| u64::from(block) * u64::from(block_tokens);
         Self {
             start: tokens(span.start),

@@ -2,8 +2,7 @@
 //!
 //! Invariant: the core checks that their tiers go together. Cost: one conversion per machine.
 
-use kvtrie_core::cost::CostModel;
-use kvtrie_core::tier::TierSpec;
+use kvtrie_core::{CostModel, TierSpec};
 use kvtrie_sim::simulation::Hardware;
 use pyo3::prelude::*;
 use pyo3::types::PyString;

@@ -1,6 +1,6 @@
 //! Counters of one lane.
 
-use kvtrie_core::manager::Manager;
+use kvtrie_core::Manager;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 

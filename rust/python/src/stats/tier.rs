@@ -1,7 +1,6 @@
 //! Counters of one tier, and present totals.
 
-use kvtrie_core::manager::{Cause, Manager};
-use kvtrie_core::residency::GroupSlots;
+use kvtrie_core::{Cause, GroupSlots, Manager};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict, PyMappingProxy};
 

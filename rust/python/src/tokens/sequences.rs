@@ -2,7 +2,7 @@
 //!
 //! Invariant: each is checked like a single one. Cost: that of each.
 
-use kvtrie_core::block::Token;
+use kvtrie_core::Token;
 use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyInt;

@@ -3,8 +3,7 @@
 //! Invariant: numbers not compared with known tokens are checked before a call returns. Cost: one
 //! pass over the unmatched ones.
 
-use kvtrie_core::block::Token;
-use kvtrie_core::trie::Query;
+use kvtrie_core::{Query, Token};
 use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 

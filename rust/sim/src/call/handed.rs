@@ -2,10 +2,7 @@
 //!
 //! Invariant: what an executor needs of it, and nothing that changes later. Cost: plain values.
 
-use kvtrie_core::block::{Handle, Layers, LeaseId, MoveId, Slot, TierId};
-use kvtrie_core::manager::{Move, MoveKind};
-use kvtrie_core::record::BlockKey;
-use kvtrie_core::time::Nanos;
+use kvtrie_core::{BlockKey, Handle, Layers, LeaseId, Move, MoveId, MoveKind, Nanos, Slot, TierId};
 
 /// A move as it was handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,12 +4,10 @@
 //! question hashes the prompt's blocks once, up to the first that no machine in question has, and
 //! answers for all machines.
 
-use kvtrie_core::block::{Layers, TierId};
-use kvtrie_core::error::Result;
-use kvtrie_core::group::{Group, longest};
-use kvtrie_core::manager::{BlockEvent, BlockEventKind, Settings};
-use kvtrie_core::record::{BlockKey, keys_of, scope_key};
-use kvtrie_core::time::Nanos;
+use kvtrie_core::{
+    BlockEvent, BlockEventKind, BlockKey, Group, Layers, Nanos, Result, Settings, TierId, keys_of,
+    longest, scope_key,
+};
 use rustc_hash::FxHashMap;
 
 use super::{Directory, Sendable};

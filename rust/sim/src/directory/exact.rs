@@ -3,8 +3,7 @@
 //! Invariant: it keeps nothing, so it is never wrong. Cost: one walk of a trie per machine and
 //! question.
 
-use kvtrie_core::error::Result;
-use kvtrie_core::time::Nanos;
+use kvtrie_core::{Nanos, Result};
 
 use super::{Directory, Sendable};
 use crate::machine::{Machine, Sources};

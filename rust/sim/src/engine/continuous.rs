@@ -16,9 +16,7 @@ mod step;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use kvtrie_core::block::MoveId;
-use kvtrie_core::error::Result;
-use kvtrie_core::time::Nanos;
+use kvtrie_core::{MoveId, Nanos, Result};
 use rustc_hash::FxHashMap;
 
 use super::{Engine, Limits, Service, Wait};

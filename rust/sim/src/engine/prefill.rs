@@ -5,11 +5,7 @@
 
 use std::ops::Range;
 
-use kvtrie_core::block::{LeaseId, MoveId};
-use kvtrie_core::error::Result;
-use kvtrie_core::manager::{Action, Lease, Manager};
-use kvtrie_core::plan::pipeline;
-use kvtrie_core::time::Nanos;
+use kvtrie_core::{Action, Lease, LeaseId, Manager, MoveId, Nanos, Result, pipeline_finish};
 use rustc_hash::FxHashSet;
 
 use super::work::Work;
@@ -178,7 +174,7 @@ pub(super) fn pipelined(from: Nanos, compute: Nanos, there: &[Nanos]) -> Nanos {
     let steps = (0..)
         .zip(there)
         .map(|(layer, there)| (there.saturating_sub(from), until(layer + 1) - until(layer)));
-    from.saturating_add(pipeline::finish(steps))
+    from.saturating_add(pipeline_finish(steps))
 }
 
 /// Match of a lease in a prompt of `input` real tokens, in blocks of `block` of them.

@@ -6,9 +6,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use kvtrie_core::block::{LeaseId, MoveId};
-use kvtrie_core::error::Result;
-use kvtrie_core::time::Nanos;
+use kvtrie_core::{LeaseId, MoveId, Nanos, Result};
 
 use super::prefill::{Prefill, pipelined};
 use super::{Engine, Service, Wait};

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use kvtrie_core::manager::Lease;
+use kvtrie_core::Lease;
 
 use crate::cost::{Cost, Span};
 

@@ -9,13 +9,10 @@
 
 use std::collections::BTreeMap;
 
-use kvtrie_core::block::{Handle, Layers, MoveId, TierId, Token};
-use kvtrie_core::error::Result;
-use kvtrie_core::manager::{MatchedBlock, Settings};
-use kvtrie_core::record::{BlockKey, keys_of, scope_key};
-use kvtrie_core::scope::Scope;
-use kvtrie_core::time::Nanos;
-use kvtrie_core::trie::Query;
+use kvtrie_core::{
+    BlockKey, Handle, Layers, MatchedBlock, MoveId, Nanos, Query, Result, Scope, Settings, TierId,
+    Token, keys_of, scope_key,
+};
 use rustc_hash::FxHashMap;
 
 use super::Machine;
@@ -147,7 +144,7 @@ impl Machine {
     /// Number of leading blocks of a prompt that it has with all their layers, on tiers of its own.
     ///
     /// # Errors
-    /// As [`kvtrie_core::manager::Manager::resident`].
+    /// As [`kvtrie_core::Manager::resident`].
     pub fn resident(&self, prompt: Prompt<'_>) -> Result<usize> {
         let manager = self.calls.manager();
         let (query, scope) = (Query::Tokens(prompt.tokens), Scope::default());

@@ -8,8 +8,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use kvtrie_core::error::{Error, Result};
-use kvtrie_core::time::Nanos;
+use kvtrie_core::{Error, Nanos, Result};
 use rustc_hash::FxHashMap;
 
 use crate::event::{Event, Kind};

@@ -5,8 +5,7 @@
 
 use std::ops::Range;
 
-use kvtrie_core::error::Result;
-use kvtrie_core::time::Nanos;
+use kvtrie_core::{Nanos, Result};
 
 use super::{Server, Simulation};
 use crate::event::{Event, Kind, MachineId};

@@ -4,7 +4,7 @@
 //! of the prompt is one transmission, which begins once it has room. Invariant: each request is
 //! pulled once. Cost: O(machines) per request.
 
-use kvtrie_core::error::Result;
+use kvtrie_core::Result;
 use rustc_hash::FxHashMap;
 
 use super::Simulation;

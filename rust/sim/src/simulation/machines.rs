@@ -4,9 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use kvtrie_core::error::{Error, Result};
-use kvtrie_core::manager::Settings;
-use kvtrie_core::tier::{Kind, TierSpec};
+use kvtrie_core::{Error, Kind, Result, Settings, TierSpec};
 
 use super::Hardware;
 use crate::machine::Machine;

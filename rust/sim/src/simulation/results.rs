@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use kvtrie_core::time::Nanos;
+use kvtrie_core::Nanos;
 
 use super::Simulation;
 use crate::call::Call;

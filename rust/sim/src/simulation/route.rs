@@ -3,7 +3,7 @@
 //! Invariant: a router that does not look at hits causes no lookup, unless its decisions are reported.
 //! Cost: that of the directory's answer.
 
-use kvtrie_core::error::Result;
+use kvtrie_core::Result;
 
 use super::{Server, Simulation};
 use crate::decision::{Backlog, Choice, Decision, Work};

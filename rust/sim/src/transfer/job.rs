@@ -2,8 +2,7 @@
 //!
 //! Invariant: they go one way, and wait for one move or none. Cost: plain values.
 
-use kvtrie_core::block::{Layers, MoveId};
-use kvtrie_core::manager::MoveKind;
+use kvtrie_core::{Layers, MoveId, MoveKind};
 
 use crate::call::Handed;
 

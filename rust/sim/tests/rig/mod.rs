@@ -3,11 +3,9 @@
 
 use std::sync::Arc;
 
-use kvtrie_core::block::Structure;
-use kvtrie_core::cost::CostModel;
-use kvtrie_core::lane::LaneSpec;
-use kvtrie_core::manager::{DropOrder, LoadMode, Settings};
-use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
+use kvtrie_core::{
+    CostModel, DropOrder, Kind, LaneSpec, LoadMode, Owner, Settings, Structure, TierSpec, Write,
+};
 use kvtrie_sim::cost::{Affine, PART_BITS};
 use kvtrie_sim::directory::Learning;
 use kvtrie_sim::engine::{self, Limits, Service, Wait};

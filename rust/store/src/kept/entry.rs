@@ -12,8 +12,7 @@
 //! and has a separate checksum: a torn one loses age and uses, not the block. Cost: one hash of
 //! about 200 bytes.
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::record::Record;
+use kvtrie_core::{Layers, Record};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::head::ENTRY_FIXED;

@@ -8,8 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::record::{BlockKey, Record, ScopeOwner, scope_key};
+use kvtrie_core::{BlockKey, Layers, Record, ScopeOwner, scope_key};
 use kvtrie_store::{Device, Durability, Error, Meta, Settings, Store, UsedBlock};
 
 /// Seeded random numbers.

@@ -38,7 +38,7 @@ struct Life {
 
 /// Blocks whose lives are counted, and for how long.
 #[derive(Clone, Copy, Debug)]
-pub struct Sampling {
+pub(crate) struct Sampling {
     /// One block in this number, a power of two.
     one_in: u64,
     /// Uses of all blocks that the ring spans, per two blocks of capacity.
@@ -47,27 +47,27 @@ pub struct Sampling {
 
 impl Sampling {
     /// Of a model with one group.
-    pub const BLOCKS: Self = Self { one_in: 8, span: 11 };
+    pub(crate) const BLOCKS: Self = Self { one_in: 8, span: 11 };
 
     /// Of a model with several groups, on tiers of up to `capacity` blocks: a resume point that was not
     /// used for long may still be worth its few bytes, so lives span twice as many uses in as much memory.
     /// A small tier has too few points to leave any out.
     #[must_use]
-    pub fn points(capacity: u64) -> Self {
+    pub(crate) fn points(capacity: u64) -> Self {
         Self { one_in: if capacity < 1024 { 1 } else { 16 }, span: 22 }
     }
 
     /// Whether a block with this hash is sampled.
     #[inline]
     #[must_use]
-    pub fn samples(self, hash: u64) -> bool {
+    pub(crate) fn samples(self, hash: u64) -> bool {
         hash & (self.one_in - 1) == 0
     }
 }
 
 /// Latest uses, and counts of the lives that they began.
 #[derive(Debug)]
-pub struct Lives {
+pub(crate) struct Lives {
     /// Length of the ring.
     window: u32,
     ring: PagedVec<Life>,
@@ -85,7 +85,7 @@ pub struct Lives {
 impl Lives {
     /// Empty, for tiers of `capacity` blocks.
     #[must_use]
-    pub fn new(capacity: u64, sampling: Sampling) -> Self {
+    pub(crate) fn new(capacity: u64, sampling: Sampling) -> Self {
         let window = capacity.saturating_mul(sampling.span) / (2 * sampling.one_in);
         Self::with_window(u32::try_from(window.max(LEAST_WINDOW)).unwrap_or(NONE))
     }
@@ -105,7 +105,7 @@ impl Lives {
 
     /// A request uses a block: its life of before ends, and one of this class begins. Unless
     /// `counts`, the life reached its age but no reuse ended it.
-    pub fn use_again(&mut self, print: u32, class: u8, request: u64, counts: bool) {
+    pub(crate) fn use_again(&mut self, print: u32, class: u8, request: u64, counts: bool) {
         let mut at = self.head(print);
         while at != NONE && self.ring[at].print != print {
             at = self.ring[at].next;
@@ -152,7 +152,7 @@ impl Lives {
     }
 
     /// New estimates from the recorded lives, every 128 requests.
-    pub fn learn(&mut self, request: u64) -> Option<Arc<Reuse>> {
+    pub(crate) fn learn(&mut self, request: u64) -> Option<Arc<Reuse>> {
         if request / PERIOD == self.lessons {
             return None;
         }
@@ -212,7 +212,7 @@ impl Lives {
 
     /// Prefetches the CPU cache line that holds the head of a print's chain.
     #[inline]
-    pub fn prefetch_head(&self, print: u32) {
+    pub(crate) fn prefetch_head(&self, print: u32) {
         let (page, place) = self.home(print);
         if place < self.heads[page].len() {
             prefetch_index(&self.heads[page], place);
@@ -221,7 +221,7 @@ impl Lives {
 
     /// Prefetches the first life of a print's chain.
     #[inline]
-    pub fn prefetch_life(&self, print: u32) {
+    pub(crate) fn prefetch_life(&self, print: u32) {
         let first = self.head(print);
         if first != NONE {
             self.ring.prefetch_line(first);

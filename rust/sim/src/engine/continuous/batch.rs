@@ -3,9 +3,7 @@
 //! Invariant: a request with a lease is in `computing` or in `waiting` or `ready`, never in two of them.
 //! Cost: O(log requests) each, plus the manager's calls.
 
-use kvtrie_core::block::MoveId;
-use kvtrie_core::error::Result;
-use kvtrie_core::time::Nanos;
+use kvtrie_core::{MoveId, Nanos, Result};
 
 use super::super::prefill::Prefill;
 use super::Continuous;

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use kvtrie_core::time::Nanos;
+use kvtrie_core::Nanos;
 
 use crate::cost::{Cost, nanos};
 

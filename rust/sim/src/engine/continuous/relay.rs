@@ -4,9 +4,7 @@
 //! keeps its blocks until then. Invariant: a request is handed over once, and its blocks are let go
 //! once it was pulled. Cost: O(1) per request, plus the managers' calls.
 
-use kvtrie_core::block::MoveId;
-use kvtrie_core::error::Result;
-use kvtrie_core::time::Nanos;
+use kvtrie_core::{MoveId, Nanos, Result};
 use rustc_hash::FxHashMap;
 
 use super::Continuous;
@@ -79,7 +77,7 @@ impl Continuous {
     /// A request was pulled: its blocks may leave.
     ///
     /// # Errors
-    /// As [`kvtrie_core::manager::Manager::release`].
+    /// As [`kvtrie_core::Manager::release`].
     pub fn let_go(&mut self, id: u64, machine: &mut Machine, now: Nanos) -> Result<()> {
         if let Some(running) = self.relay.given.remove(&id) {
             machine.calls.end(running.prefill.lease, &running.request, now)?;

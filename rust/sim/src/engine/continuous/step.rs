@@ -3,7 +3,7 @@
 //! Invariant: no more tokens than the budget. Cost: O(chunks), and a term of the cost model per step
 //! that only decodes.
 
-use kvtrie_core::time::Nanos;
+use kvtrie_core::Nanos;
 
 use super::super::prefill::pipelined;
 use super::decodes::Decodes;

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvtrie_core::block::{BlockId, Handle, Token};
-use kvtrie_core::trie::{Query, RunId, Trie};
+use crate::block::{BlockId, Handle, Token};
+use crate::trie::{Query, RunId, Trie};
 use proptest::prelude::*;
 
 /// A scope's root and the tokens from there to the end of a block.
