@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -185,4 +186,6 @@ def test_the_module_is_the_command():
         subprocess.run([*command, "--version"], check=True, capture_output=True, text=True).stdout
         for command in ([KVTRIE], [sys.executable, "-m", "kvtrie"])
     ]
-    assert outputs[0] == outputs[1] != ""
+    assert outputs[0] == outputs[1]
+    named = r"kvtrie [\d.]+ \(core ([0-9a-f]{12}\+?|unknown)\)\n"
+    assert re.fullmatch(named, outputs[0])

@@ -7,6 +7,7 @@ import platform
 
 import pytest
 
+import kvtrie
 from kvtrie.cli import control, doctor, doctor_disk, doctor_memory, main
 from kvtrie.cli.doctor import checks
 from kvtrie.cli.doctor_check import Check
@@ -58,8 +59,9 @@ def test_a_sound_machine_has_no_warning_and_exit_status_0(machine, tmp_path, cap
     assert main(["doctor", "--disk", str(tmp_path), "--engine", "vllm"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert all(line.startswith("ok ") for line in lines)
-    assert f"Python         {platform.python_version()}" in lines[0]
-    assert "vllm           0.32.1+cpu, tested" in lines[2]
+    assert f"kvtrie         {kvtrie.__version__} (core " in lines[0]
+    assert f"Python         {platform.python_version()}" in lines[1]
+    assert "vllm           0.32.1+cpu, tested" in lines[3]
     assert not any("fix:" in line for line in lines)
     assert not list(tmp_path.iterdir())
 

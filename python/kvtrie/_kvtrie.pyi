@@ -41,6 +41,7 @@ from kvtrie.settings.scope import Scope
 from kvtrie.settings.tier import Lane, Tier
 
 __all__ = [
+    "COMMIT",
     "KERNELS",
     "BlockManager",
     "Committed",
@@ -79,6 +80,7 @@ __all__ = [
     "page_bytes",
 ]
 
+COMMIT: str  # 12 hex digits, and `+` after uncommitted changes; or "unknown"
 KERNELS: dict[str, str]
 __version__: str
 

@@ -22,7 +22,6 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kvtrie import __version__
 from kvtrie.cli import (
     advise,
     calibrate,
@@ -129,7 +128,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="kvtrie",
         description="Decides what KV is cached where, what to keep, move and compute again.",
     )
-    parser.add_argument("--version", action="version", version=f"kvtrie {__version__}")
+    parser.add_argument(
+        "--version", action="version", version=f"kvtrie {doctor.version_and_commit()}"
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (summary, arguments) in _COMMANDS.items():
         arguments(commands.add_parser(name, help=summary, description=summary))

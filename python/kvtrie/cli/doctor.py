@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from kvtrie import _kvtrie
 from kvtrie.cli.doctor_check import Check
 from kvtrie.cli.doctor_disk import disk_checks
 from kvtrie.cli.doctor_memory import memory_checks
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from kvtrie.settings.tier import Tier
 
-__all__ = ["COMMAND", "ENGINES", "checks"]
+__all__ = ["COMMAND", "ENGINES", "checks", "version_and_commit"]
 
 _OLDEST_PYTHON = (3, 11)
 _OLDEST_TORCH = (2, 10)
@@ -101,6 +102,11 @@ def _tiers(config: str) -> Sequence[Tier]:
     return Settings.read(fields.get("kv_connector_extra_config")).tiers or ()
 
 
+def version_and_commit() -> str:
+    """Return the package's version and the commit from which its extension was compiled."""
+    return f"{_kvtrie.__version__} (core {_kvtrie.COMMIT})"
+
+
 def checks(
     engine: str | None = None, disk: Path | None = None, tiers: Sequence[Tier] = ()
 ) -> Iterator[Check]:
@@ -111,6 +117,7 @@ def checks(
         disk: the folder of a disk tier; None takes that of `tiers`.
         tiers: the tiers of a server, with which limits and room are compared.
     """
+    yield Check("ok", "kvtrie", version_and_commit())
     yield _python()
     yield _torch()
     for name in ENGINES if engine is None else (engine,):

@@ -80,6 +80,7 @@ mod _kvtrie {
         module.add("KERNELS", std::collections::BTreeMap::from(crate::kernels::KERNELS))?;
         #[cfg(feature = "faults")] // an attribute only: `__all__` is that of the wheel
         module.setattr("Faults", module.py().get_type::<crate::faults::Faults>())?;
+        module.add("COMMIT", env!("KVTRIE_COMMIT"))?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }
