@@ -32,7 +32,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-deep test-wheel engines test-engines stubs bench reproductions wheel peers stores gpu-check lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage test-agreement faults faults-remote faults-cluster soak docs fmt lock clean
+.PHONY: help run test test-deep test-wheel wheels test-release engines test-engines stubs bench reproductions wheel peers stores gpu-check lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage test-agreement faults faults-remote faults-cluster soak docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -82,6 +82,36 @@ PROFDATA = $(wildcard $(shell rustc --print sysroot)/lib/rustlib/*/bin/llvm-prof
 wheel: $(LOCKED) ## the abi3 wheel, in dist/, its code laid out by what benches/profile_build.py plays
 	$(if $(PROFDATA),,@echo "built without a profile: rustup component add llvm-tools")
 	$(BIN)/maturin build --quiet --release $(if $(PROFDATA),--pgo) --out dist
+
+# Files of a release: for each processor the abi3 wheel and that of free-threaded Python, and the sources.
+# maturin knows the settings of 3.14t; the interpreter has to be there only to run the wheel. A profile
+# needs a run, so only the abi3 wheel of this processor is laid out by one.
+PROCESSORS := x86_64 aarch64
+RELEASED = PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/maturin build --quiet --release --locked --zig \
+    --compatibility manylinux_2_28 --target $(1)-unknown-linux-gnu $(2) --out dist
+TEST_RELEASE = KVTRIE_RELEASE=dist $(BIN)/pytest tests/wheel.py $(ARGS)
+.PHONY: rust-parts sources
+wheels: $(foreach each,$(PROCESSORS),released-$(each) released-$(each)-3.14t) ## all files of a release, in dist/: wheels for x86-64 and aarch64 from glibc 2.28 on, and the sources; each is checked and run
+	$(TEST_RELEASE)
+
+test-release: $(LOCKED) ## what `make wheels` put into dist/: tags, glibc, and what runs; ARGS="-k aarch64"
+	$(TEST_RELEASE)
+
+released-%-3.14t: sources rust-parts
+	$(call RELEASED,$*,--interpreter python3.14t)
+
+released-%: sources rust-parts
+	$(call RELEASED,$*,$(if $(filter $*,$(shell uname -m)),$(if $(PROFDATA),--pgo)))
+
+rust-parts:
+	@if command -v rustup >/dev/null; then rustup --quiet target add $(PROCESSORS:%=%-unknown-linux-gnu) \
+	    && { rustup --quiet component add llvm-tools || echo "built without a profile: there are no llvm-tools"; }; fi
+
+sources: $(LOCKED)
+	rm -rf dist
+	git describe --always --exclude='*' --abbrev=12 --dirty=+ >COMMIT
+	$(BIN)/maturin sdist --out dist || { rm COMMIT; exit 1; }
+	rm COMMIT
 
 # Benches and evaluations: `make bench-NAME` runs the module benches.NAME, `make eval-NAME` the module
 # benches.eval_NAME, with the variables and after the targets given here.
@@ -135,7 +165,7 @@ reproductions: $(SHIPPED) ## published figures and scenarios, played again; ARGS
 gpu-check: $(SHIPPED) ## everything that needs a CUDA device, in nine minutes, with one report in target/; ARGS="--again"
 	$(BIN)/python -m benches.gpu.check $(ARGS)
 
-lint: $(BUILT) ## format, clippy, ruff, stubs, pyright, stubtest, import contracts, spelling, words
+lint: $(BUILT) ## format, clippy, ruff, stubs, pyright, stubtest, import contracts, spelling, words, workflows
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target $(LINTS)
 
 LINTS := lint-rust lint-types lint-text
@@ -156,6 +186,8 @@ lint-text:
 	$(BIN)/codespell
 	$(BIN)/codespell --dictionary docs/words.txt --skip CHANGELOG.md,docs/words.txt,./target,./site,./benches/peers/envs # CHANGELOG names what was renamed
 	$(BIN)/python tests/words.py --check
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/zizmor --offline --quiet .github/workflows
 
 fuzz: $(BUILT) ## six million random operations in Rust (OPS=100000000 sets it), a hundred thousand through Python, and mutations
 	KVTRIE_FUZZ_OPS=$(OPS) cargo test -p kvtrie-core --test all fuzz:: -- --ignored --nocapture

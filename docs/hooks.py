@@ -15,6 +15,7 @@ import argparse
 import ast
 import dataclasses
 import re
+import tomllib
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,7 +106,10 @@ of host memory, or with a URL as `path` of a remote tier.
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """List the decisions in the navigation, in order, by the titles of their pages."""
+    """List the decisions in the navigation, in order; name the site and the repository."""
+    package = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]
+    config.site_url, config.repo_url = package["homepage"].rstrip("/") + "/", package["repository"]
+    config.repo_name = "source"
     files = sorted((ROOT / "docs" / "decisions").glob("*.md"))
     for item in config.nav or ():
         if "Decisions" in item:

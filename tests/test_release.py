@@ -1,4 +1,4 @@
-"""Facts of a release: its version, its section in CHANGELOG, and its URLs, each in one place."""
+"""A release: its version, its section in CHANGELOG, its URLs in one place, and its workflows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]
 VERSION = PACKAGE["version"]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 HOSTED = r"https?://(?:\w[\w.-]*\.)?(?:github|gitlab|pypi|crates|readthedocs)\.\w+/\S*\bkvtrie\b"
 
 
@@ -44,3 +46,15 @@ def test_urls_of_the_project_are_in_one_place(key):
     assert "urls" in project["dynamic"]
     extension = tomllib.loads((ROOT / "rust/python/Cargo.toml").read_text())["package"]
     assert extension[key] == {"workspace": True}
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_call_make_targets_and_actions_by_their_commits(workflow):
+    """`make lint` validates the rest, with check-jsonschema and zizmor."""
+    text = workflow.read_text()
+    listed = ", ".join(re.findall(r"target: \[(.*)\]", text))  # of a matrix
+    for command in re.findall(r"run: (.*)", text):
+        called = re.fullmatch(r"make (\S+)", command)[1]
+        assert set(listed.split(", ") if called == '"$TARGET"' else [called]) <= TARGETS
+    for action in re.findall(r"uses: (.*)", text):
+        assert re.fullmatch(r"\S+@[0-9a-f]{40} # v[\d.]+|\$/\.github/workflows/ci\.yml", action)
