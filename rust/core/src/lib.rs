@@ -12,6 +12,7 @@
 //! ```
 
 #![forbid(unsafe_code)]
+#![deny(missing_docs)]
 
 mod arrival;
 mod block;
@@ -22,6 +23,7 @@ mod group;
 mod hint;
 mod histogram;
 mod lane;
+mod locked;
 mod manager;
 mod memory;
 mod paged_slab;
@@ -33,6 +35,7 @@ mod record;
 mod recurrence;
 mod residency;
 mod scope;
+mod sync;
 mod tier;
 mod tiers;
 mod time;
@@ -53,6 +56,7 @@ pub use hint::{
 };
 pub use histogram::Histogram;
 pub use lane::{LaneId, LaneSpec, Lanes, Transmission};
+pub use locked::Locked;
 pub use manager::{
     Acquire, Action, Asked, BlockEvent, BlockEventKind, BlockTokens, Cause, Committed, Contents,
     Copy, DropOrder, Event, Eviction, ExpectedSession, Explanation, Failed, Groups, Lease,
@@ -80,3 +84,7 @@ pub mod internals {
     #[cfg(any(test, debug_assertions))]
     pub use crate::visits::during as visits_during;
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -83,7 +83,7 @@ fn run(steps: &[Step], load: &[bool], free: &mut [Nanos]) -> Nanos {
     ready
 }
 
-/// Solver: the choice that is ready soonest, as far as [`Solution::exact`] says.
+/// Solver: the choice that is ready soonest, as far as `Solution::exact` says.
 ///
 /// Exact if, lane by lane, deeper blocks take no longer to load and no less to compute; on one lane
 /// also otherwise, unless too many sums of load times differ; on several lanes also with up to

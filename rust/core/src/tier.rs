@@ -93,6 +93,41 @@ pub struct TierSpec {
     pub store: LaneSpec,
 }
 
+impl TierSpec {
+    /// A write-back tier with slots of the manager, and lanes at the usual speed of its kind: 2 TB/s
+    /// for GPU memory, 12 GB/s for host memory, 2 GB/s for a disk, 1 GB/s for a remote store.
+    #[must_use]
+    pub fn new(kind: Kind, blocks: u32) -> Self {
+        let (bytes_per_s, latency_ns) = match kind {
+            Kind::Gpu => (2_000_000_000_000, 0),
+            Kind::Host => (12_000_000_000, 10_000),
+            Kind::Disk => (2_000_000_000, 100_000),
+            Kind::Remote => (1_000_000_000, 1_000_000),
+        };
+        let lane = |way: &str| LaneSpec {
+            name: format!("{} {way}", kind.name()),
+            bytes_per_s,
+            latency_ns,
+            shares: None,
+        };
+        Self {
+            kind,
+            blocks,
+            owner: Owner::default(),
+            write: Write::default(),
+            admit_after: 1,
+            free_low: 0.0,
+            growth_reserve: 0.0,
+            retained_share: 0.5,
+            layer_slots: false,
+            kept: false,
+            policy: None,
+            read: lane("read"),
+            store: lane("store"),
+        }
+    }
+}
+
 /// State of a residency.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum ResidencyState {

@@ -11,7 +11,16 @@ mod sync {
     pub(crate) use shuttle::sync::{LockResult, Mutex, MutexGuard, PoisonError};
 }
 
-#[path = "../src/locked.rs"]
+// The paths that the source of `locked` imports from.
+mod error {
+    pub(crate) use kvtrie_core::{Error, Result};
+}
+
+mod manager {
+    pub(crate) use kvtrie_core::Manager;
+}
+
+#[path = "../../core/src/locked.rs"]
 #[expect(unreachable_pub, dead_code, reason = "it is a library's elsewhere")]
 mod locked;
 

@@ -8,11 +8,14 @@
 
 mod story;
 
+mod locked {
+    pub(crate) use kvtrie_core::Locked;
+}
+
 use std::sync::{LockResult, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
 
 use kvtrie_core::Manager;
-use kvtrie_locked as locked;
 use story::{Call, Written, play};
 
 fn stories() -> u64 {

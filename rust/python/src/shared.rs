@@ -6,8 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kvtrie_core::{Kind, Manager, Result};
-use kvtrie_locked::Locked;
+use kvtrie_core::{Kind, Locked, Manager, Result};
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use pyo3::types::PyString;

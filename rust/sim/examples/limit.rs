@@ -11,8 +11,7 @@ use std::error::Error;
 use std::io::Write as _;
 use std::sync::Arc;
 
-use kvtrie_core::{CostModel, Kind, LoadMode, Manager, Settings, TierSpec, Write};
-use kvtrie_locked::Locked;
+use kvtrie_core::{CostModel, Kind, LoadMode, Locked, Manager, Settings, TierSpec, Write};
 use kvtrie_sim::call::{Call, Calls};
 use kvtrie_sim::cost::{Affine, PART_BITS};
 use kvtrie_sim::engine::{self, Limits, Wait};

@@ -9,10 +9,9 @@ mod handed;
 use std::sync::{Arc, MutexGuard};
 
 use kvtrie_core::{
-    Acquire, BlockEvent, DAY, Error, Handle, Hint, Kind, LeaseId, LoadMode, Manager, Mark, MoveId,
-    Nanos, Outcome, PinId, Release, Result, Scope, Settings, Target, TierId, Token,
+    Acquire, BlockEvent, DAY, Error, Handle, Hint, Kind, LeaseId, LoadMode, Locked, Manager, Mark,
+    MoveId, Nanos, Outcome, PinId, Release, Result, Scope, Settings, Target, TierId, Token,
 };
-use kvtrie_locked::Locked;
 
 use crate::request::Request;
 

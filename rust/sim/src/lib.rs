@@ -14,6 +14,7 @@
 //! ```
 
 #![forbid(unsafe_code)]
+#![deny(missing_docs)]
 #![deny(clippy::float_arithmetic)]
 
 pub mod call;

@@ -7,8 +7,7 @@ mod remote;
 
 use std::sync::Arc;
 
-use kvtrie_core::{Handle, LoadMode, Nanos, Query, Result, Scope, TierId};
-use kvtrie_locked::Locked;
+use kvtrie_core::{Handle, LoadMode, Locked, Nanos, Query, Result, Scope, TierId};
 
 use crate::call::Calls;
 use crate::event::MachineId;

@@ -14,9 +14,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use kvtrie_core::{
-    BlockEvent, CostModel, Error, LoadMode, Manager, Nanos, Result, Settings, TierSpec,
+    BlockEvent, CostModel, Error, LoadMode, Locked, Manager, Nanos, Result, Settings, TierSpec,
 };
-use kvtrie_locked::Locked;
 
 use crate::cost::Cost;
 use crate::decision::{Backlog, Decision};

@@ -14,6 +14,8 @@
 //! kept      the table of a host pool in shared memory, without a device
 //! ```
 
+#![deny(missing_docs)]
+
 mod claim;
 mod device;
 mod error;

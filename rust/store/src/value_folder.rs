@@ -99,8 +99,8 @@ impl ValueFolder {
     /// Opens a folder; creates it and checks that it can be written.
     ///
     /// # Errors
-    /// [`Error::Config`] if it cannot be made or written, is no folder, or has files of others in
-    /// the places of values; nothing was changed then.
+    /// [`Error::Config`](crate::error::Error::Config) if it cannot be made or written, is no
+    /// folder, or has files of others in the places of values; nothing was changed then.
     pub fn open(
         device: Arc<dyn Device>,
         folder: &Path,

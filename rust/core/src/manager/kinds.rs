@@ -86,7 +86,7 @@ pub enum LoadMode {
     /// Load all that can be loaded; in a leaf-only scope the match ends at the first block that
     /// cannot.
     All,
-    /// Load nothing until [`Manager::load`] says so.
+    /// Load nothing until [`Manager::load`](crate::manager::Manager::load) says so.
     None,
 }
 

@@ -166,6 +166,38 @@ impl Groups {
 }
 
 impl Settings {
+    /// Settings of a model with one group of layers: blocks of 16 tokens, the policy `learned`, one
+    /// rank, no events, and the default cost at 20 000 prefill tokens per second.
+    #[must_use]
+    pub fn new(
+        fingerprint: impl Into<String>,
+        layers: u16,
+        layer_bytes: u64,
+        tiers: Vec<TierSpec>,
+    ) -> Self {
+        Self {
+            fingerprint: fingerprint.into(),
+            layers,
+            layer_bytes,
+            block_tokens: 16,
+            token_weight: 1,
+            tiers,
+            policy: "learned".to_owned(),
+            reuse: true,
+            epsilon: 1.0 / 64.0,
+            cost: CostModel::default_curve(50_000.0).expect("a finite time"),
+            priced: false,
+            structure: Structure::LeafOnly,
+            drop_order: DropOrder::Shallow,
+            ranks: 1,
+            events: 0,
+            block_events: 0,
+            eviction_log: 0,
+            explain: false,
+            groups: None,
+        }
+    }
+
     /// Bytes of layers of a block in a group.
     pub(super) fn move_bytes(&self, group: u8, layers: Layers) -> u64 {
         match &self.groups {

@@ -102,7 +102,7 @@ impl Manager {
     /// Takes the events: which layers left which tier, when, why and where to.
     ///
     /// # Errors
-    /// [`Error::Closed`] or [`Error::Invariant`].
+    /// [`Error::Closed`](crate::error::Error::Closed) or [`Error::Invariant`](crate::error::Error::Invariant).
     pub fn take_events(&mut self) -> Result<Vec<Event>> {
         self.open()?;
         Ok(self.events.drain(..).collect())
@@ -112,7 +112,7 @@ impl Manager {
     /// blocks still in the trie, in logical order.
     ///
     /// # Errors
-    /// [`Error::Config`] if the scope is known with another structure.
+    /// [`Error::Config`](crate::error::Error::Config) if the scope is known with another structure.
     pub fn sessions(&self, scope: &Scope) -> Result<Vec<(String, u32, Vec<Handle>)>> {
         self.open()?;
         let Some(scope) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
@@ -124,7 +124,7 @@ impl Manager {
     /// The name of a lease's session, if it has one.
     ///
     /// # Errors
-    /// [`Error::Closed`].
+    /// [`Error::Closed`](crate::error::Error::Closed).
     pub fn session_name(&self, id: LeaseId) -> Result<Option<&str>> {
         Ok(self.lease(id)?.session.and_then(|session| self.sessions.name(session)))
     }
@@ -132,7 +132,7 @@ impl Manager {
     /// The fastest tier with each layer of a block, or none.
     ///
     /// # Errors
-    /// [`Error::Config`] if the block is not cached.
+    /// [`Error::Config`](crate::error::Error::Config) if the block is not cached.
     pub fn layer_tiers(&self, block: Handle) -> Result<Vec<Option<TierId>>> {
         let block = self.resolve(block)?;
         let of = |layer| {

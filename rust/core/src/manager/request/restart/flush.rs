@@ -16,7 +16,7 @@ impl Manager {
     /// Returns how many moves began, and how many stores to a shared tier wait by it.
     ///
     /// # Errors
-    /// [`Error::Closed`] or [`Error::Invariant`].
+    /// [`Error::Closed`](crate::error::Error::Closed) or [`Error::Invariant`](crate::error::Error::Invariant).
     pub fn flush(&mut self, now: Nanos) -> Result<u64> {
         self.open()?;
         let now = self.tick(now);

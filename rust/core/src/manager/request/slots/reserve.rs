@@ -115,8 +115,8 @@ impl Manager {
         self.carry_out();
     }
 
-    /// Starts the loads that `acquire` with [`super::LoadMode::None`] deferred, of all blocks that
-    /// are resident on a lower tier by now; of all layers and blocks of the path, or of those
+    /// Starts the loads that `acquire` with [`LoadMode::None`](crate::manager::LoadMode::None)
+    /// deferred, of all blocks that are resident on a lower tier by now; of all layers and blocks of the path, or of those
     /// given. None if a window or state within them has left all tiers.
     ///
     /// # Errors

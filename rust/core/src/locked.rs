@@ -1,4 +1,4 @@
-//! The core's manager behind one mutex.
+//! A manager behind one mutex, for engines that call it from several threads.
 //!
 //! Invariant: one call is one critical section, so concurrent calls equal some sequence of calls; a
 //! panic of the core poisons the manager and becomes an error. Cost: one uncontended lock per call.
@@ -6,7 +6,8 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use kvtrie_core::{Error, Manager, Result};
+use crate::error::{Error, Result};
+use crate::manager::Manager;
 
 use super::sync::{LockResult, Mutex, MutexGuard, PoisonError};
 
