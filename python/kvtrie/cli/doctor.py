@@ -47,7 +47,11 @@ ENGINES = {
     "vllm": ((0, 30), (0, 32), (0, 33), "0.32.*"),
     "sglang": ((0, 5, 23), (0, 5, 23), (0, 5, 23), "0.5.23"),
 }
-"""Of each engine: the oldest supported version, the tested one, the newest checked one, pip's."""
+"""Of each engine: the oldest supported version, the tested one, the newest supported one, pip's."""
+
+_HYBRIDS = (5, 23)  # of transformers, for `KvtrieCache` of models whose layers differ
+_BELOW = {(0, 31): (5, 18), (0, 32): (5, 20), (0, 33): (5, 21)}
+"""The first versions of transformers that versions of vLLM refuse."""
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,6 +128,7 @@ def checks(
         check = _engine(name, wanted=engine is not None)
         if check is not None:
             yield check
+    yield from _transformers()
     yield _driver()
     yield _features()
     yield _clock()
@@ -155,19 +160,37 @@ def _torch() -> Check:
 def _engine(name: str, *, wanted: bool) -> Check | None:
     """The version of an engine: tested, newer or unsupported; None for one that is not wanted."""
     oldest, tested, newest, pinned = ENGINES[name]
-    text, fix = ".".join(map(str, tested)), f"pip install '{name}=={pinned}'"
+    fix = f"pip install '{name}=={pinned}'"
     found = _version(name)
     if found is None:
         return Check("error", name, _ABSENT, fix) if wanted else None
     numbers = _numbers(found)[: len(tested)]
-    if oldest <= numbers <= tested:
+    if oldest <= numbers <= newest:
         return Check("ok", name, f"{found}, {'tested' if numbers == tested else 'supported'}")
     if numbers < oldest:
         first = ".".join(map(str, oldest))
         return Check("error", name, f"{found}, unsupported: older than {first}", fix)
-    if numbers <= newest:
-        return Check("warning", name, f"{found}, newer than the tested {text}", fix)
-    return Check("warning", name, f"{found}, newer than all versions that were checked", fix)
+    last = ".".join(map(str, newest))
+    return Check("warning", name, f"{found}, newer than {last}, the last supported version", fix)
+
+
+def _transformers() -> Iterator[Check]:
+    """One environment has vLLM or the transformers that serves models whose layers differ."""
+    found, vllm = _version("transformers"), _version("vllm")
+    if found is None:
+        return
+    below = None if vllm is None else _BELOW.get(_numbers(vllm)[:2])
+    if below is not None and _numbers(found) >= below:
+        first = ".".join(map(str, below))
+        fix = f"pip install 'transformers<{first}'; a second environment for KvtrieCache"
+        text = f"{found}, and vLLM {vllm} takes versions below {first}"
+        yield Check("warning", "transformers", text, fix)
+    elif _numbers(found)[:2] < _HYBRIDS:
+        where = "" if vllm is None else ", in an environment without vLLM"
+        text = f"{found}; KvtrieCache of models whose layers differ needs 5.23{where}"
+        yield Check("ok", "transformers", text)
+    else:
+        yield Check("ok", "transformers", found)
 
 
 def _driver() -> Check:
