@@ -6,6 +6,7 @@ nothing. Cost: an addition per number.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import Counter, Gauge
@@ -69,7 +70,9 @@ class KvtrieProm(KVConnectorPromMetrics):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        made = {"counter": metric_types[Counter], "gauge": metric_types[Gauge]}
+        # Of several API servers each has the values of some steps, the last of which are true.
+        gauge = partial(metric_types[Gauge], multiprocess_mode="mostrecent")
+        made = {"counter": metric_types[Counter], "gauge": gauge}
         self._counts = {count.name: count for count in exported()}
         self._metrics = {
             count.name: made[count.type](
