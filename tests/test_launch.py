@@ -8,12 +8,14 @@ import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from kvtrie.cli import main
 from kvtrie.cli.launch import sglang, sizes
 from kvtrie.engines.vllm.settings import Settings
+from kvtrie.settings.sizes import size
 
 FREE = 64 * 10**9
 
@@ -193,8 +195,30 @@ def test_a_share_is_taken_once_for_all_processes(capsys):
 def test_data_parallel_servers_share_the_host_memory(capsys, flag):
     settings = extra(printed(capsys, "vllm", "m", "--host", "8GB", "--", *flag.split()))
     assert settings["tiers"] == [{"kind": "host", "bytes": 2 * 10**9}]
-    err = refused(capsys, "vllm", "m", "--disk", "kv:2GB", "--", *flag.split())
-    assert "4 data-parallel servers" in err
+    assert "4 data-parallel servers" in refused(
+        capsys, "sglang", "m", "--disk", "kv:2GB", "--", "--dp-size", "4"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "servers"),
+    [
+        ("-dp 4", 4),
+        ("--data-parallel-size 4 --data-parallel-size-local 2", 2),
+        ("-dp 8 -dpl=2", 2),
+        ("-dp 4 --data-parallel-rank 3", 1),
+        ("-dp 4 -dpn 0", 1),
+    ],
+)
+def test_data_parallel_servers_of_a_machine_divide_memory_and_disk(
+    capsys, tmp_path, flags, servers
+):
+    words = ["vllm", "m", "--host", "8MB", "--disk", f"{tmp_path}:4MB", "--keep", "memory/kv"]
+    host, disk = extra(printed(capsys, *words, "--", *flags.split()))["tiers"]
+    assert size("host", host["bytes"]) == 8 * 10**6 // servers
+    assert size("disk", disk["bytes"]) == 4 * 10**6 // servers
+    assert disk["path"] == str(tmp_path)  # each rank takes its part of it
+    assert host["keep"] == str(Path("memory/kv").absolute())
 
 
 def test_a_relative_folder_is_that_of_the_working_folder(capsys, tmp_path, monkeypatch):
@@ -330,13 +354,9 @@ def test_keep_names_the_file_of_host_memory(capsys, tmp_path):
     [
         (["--keep", "memory/kv"], "--keep with --host 25%: a share of the free memory differs"),
         (["--host", "10%", "--keep", "memory/kv"], "--keep with --host 10%"),
-        (
-            ["--host", "8GB", "--keep", "memory/kv", "--", "--data-parallel-size", "2"],
-            "--keep and 2 data-parallel servers",
-        ),
     ],
 )
-def test_keep_needs_one_server_and_a_size(capsys, words, why):
+def test_keep_needs_a_size(capsys, words, why):
     assert why in refused(capsys, "vllm", "m", *words)
 
 

@@ -1,7 +1,10 @@
 """Settings of the vLLM connector: defaults, sizes, and values that are refused."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from kvtrie.engines.vllm.data_parallel import part_of
 from kvtrie.engines.vllm.settings import Settings
 from kvtrie.errors import ConfigError
 from kvtrie.model.layout import FORMATS
@@ -136,6 +139,31 @@ def test_a_wrong_remote_tier_is_refused_with_its_reason(rows, why, tmp_path, mon
     (tmp_path / "empty").touch()
     with pytest.raises(ConfigError, match=why):
         Settings.read({"tiers": rows})
+
+
+@pytest.mark.parametrize(
+    ("engine", "parallel", "part"),
+    [
+        ("a", (1, 0), ""),
+        ("a_dp0", (1, 0), "dp-0"),  # the first of several engines of a dense model
+        ("a_dp11", (1, 11), "dp-11"),
+        ("a_dp0_b", (1, 0), ""),
+        (None, (2, 1), "dp-1"),  # offline
+    ],
+)
+def test_each_data_parallel_rank_has_a_part_of_the_disk(tmp_path, engine, parallel, part):
+    parallel = SimpleNamespace(data_parallel_size=parallel[0], data_parallel_index=parallel[1])
+    assert part_of(engine, parallel) == part
+    rows = [
+        {"kind": "host", "bytes": "1MB", "keep": "/dev/shm/kv"},  # noqa: S108
+        {"kind": "disk", "bytes": "8MB", "path": str(tmp_path)},
+        {"kind": "remote", "path": f"folder:{tmp_path}/shared"},
+    ]
+    host, disk, remote = Settings.read({"tiers": rows}, ranks=2, part=part).tiers
+    assert disk.path == (f"{tmp_path}/{part}" if part else str(tmp_path))
+    assert host.keep == (f"/dev/shm/kv-{part}" if part else "/dev/shm/kv")  # noqa: S108
+    assert remote.path == f"folder:{tmp_path}/shared"
+    assert disk.bytes == 4 * 10**6
 
 
 @pytest.mark.parametrize("name", ["deadline_s", "lookup_s"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pkgutil
 from importlib import import_module
+from importlib.metadata import version
 from types import SimpleNamespace
 
 import pytest
@@ -99,3 +101,11 @@ def test_an_unknown_version_warns_of_missing_names(monkeypatch):
 @pytest.mark.skipif(VERSIONS[-1] != MINOR, reason="the stubs are those of the newest version")
 def test_the_stubs_are_what_is_installed():
     assert stubs.committed("vllm") == stubs.written("vllm")
+
+
+def test_every_module_of_a_server_takes_the_transformers_that_vllm_takes():
+    assert tuple(map(int, version("transformers").split(".")[:2])) < (5, 20)
+    for package in ("engines.vllm", "engines.server", "engines.identity", "cli.launch"):
+        home = import_module(f"kvtrie.{package}")
+        for each in pkgutil.iter_modules(home.__path__):
+            assert import_module(f"kvtrie.{package}.{each.name}")

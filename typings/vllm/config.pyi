@@ -38,6 +38,7 @@ class ParallelConfig:
 @dataclass(init=False)
 class KVTransferConfig:
     kv_connector_extra_config: dict[str, Any]
+    engine_id: str | None
 
 @dataclass(init=False)
 class ModelConfig:

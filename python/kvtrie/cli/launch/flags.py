@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-__all__ = ["events_flag", "number_of", "refuse"]
+__all__ = ["events_flag", "given_of", "number_of", "refuse"]
 
 _MOST_DIGITS = 19  # of a number of processes
 _SHORTEST = 8  # characters of an abbreviated flag that an engine takes for the whole one
@@ -34,7 +34,7 @@ def refuse(args: Sequence[str], flags: Sequence[str]) -> None:
         for arg in args:
             if _names(arg, flag):
                 raise ConfigError(f"{arg.partition('=')[0]} is given, and kvtrie sets {flag}")
-    if (file := _value(args, "--config")) is None:
+    if (file := given_of(args, "--config")) is None:
         return
     try:
         text = Path(file).read_text(encoding="utf-8")
@@ -52,17 +52,17 @@ def events_flag(given: argparse.Namespace, args: list[str], config: dict[str, An
     return ["--kv-events-config", json.dumps(config)]
 
 
-def number_of(args: Sequence[str], *flags: str) -> int:
-    """The number of processes that a flag of the engine gives; 1 if it does not."""
-    value = _value(args, *flags)
+def number_of(args: Sequence[str], *flags: str, absent: int = 1) -> int:
+    """The number of processes that a flag of the engine gives; `absent` if it does not."""
+    value = given_of(args, *flags)
     return (
         max(1, int(value))
         if value is not None and value.isdecimal() and len(value) < _MOST_DIGITS
-        else 1
+        else absent
     )
 
 
-def _value(args: Sequence[str], *flags: str) -> str | None:
+def given_of(args: Sequence[str], *flags: str) -> str | None:
     """The value of a flag of the engine; None if it is not given."""
     for at, arg in enumerate(args):
         name, equals, value = arg.partition("=")

@@ -1,7 +1,7 @@
 """Sizes of one server: its host memory and its disk, checked against the machine.
 
 Invariant: a share of the machine becomes bytes once, before the engine's processes start, and
-data-parallel servers divide the host memory. Cost: a look at free memory and free disk.
+data-parallel servers divide host memory and disk. Cost: a look at free memory and free disk.
 """
 
 from __future__ import annotations
@@ -39,11 +39,16 @@ class Sizes(NamedTuple):
     disk: int | str
 
 
-def sizes_of(given: argparse.Namespace, servers: int) -> Sizes:
-    """Checked sizes; a share becomes bytes, and data-parallel servers divide host memory.
+def sizes_of(given: argparse.Namespace, servers: int, *, parts: bool = False) -> Sizes:
+    """Return the checked sizes of one data-parallel server; a share becomes bytes.
+
+    Args:
+        given: the options, whose sizes are those of all servers of this machine together.
+        servers: data-parallel servers of this machine.
+        parts: whether each server takes a separate part of the disk's folder.
 
     Raises:
-        ConfigError: no size, more than the machine has, or a disk of several servers.
+        ConfigError: no size, more than the machine has, or a disk of several servers without parts.
     """
     text = _DEFAULT_HOST if given.host is None else given.host
     try:
@@ -59,7 +64,7 @@ def sizes_of(given: argparse.Namespace, servers: int) -> Sizes:
     if given.disk is None:
         return Sizes(host // servers if exact else text, None, 0)
     path, room = path_and_size("--disk", given.disk)
-    if servers > 1:
+    if servers > 1 and not parts:
         raise ConfigError(
             f"--disk and {servers} data-parallel servers: one process writes to a store; start a "
             "server per rank, each with a separate folder"
@@ -67,14 +72,15 @@ def sizes_of(given: argparse.Namespace, servers: int) -> Sizes:
     path = str(Path(path).absolute())
     disk = size("size of --disk", room, of=lambda: free_disk(path))
     check_exists("--disk", disk, all_disk(path), f"the file system of {path}")
-    return Sizes(host if exact else text, path, disk if is_share(room) else room)
+    exact_disk = is_share(room) or servers > 1
+    return Sizes(host // servers if exact else text, path, disk // servers if exact_disk else room)
 
 
-def keep(given: argparse.Namespace, servers: int) -> dict[str, str]:
+def keep(given: argparse.Namespace) -> dict[str, str]:
     """The setting of host memory that the next server finds.
 
     Raises:
-        ConfigError: host memory whose size differs at each start, or several servers.
+        ConfigError: host memory whose size differs at each start.
     """
     if given.keep is None:
         return {}
@@ -82,10 +88,5 @@ def keep(given: argparse.Namespace, servers: int) -> dict[str, str]:
         raise ConfigError(
             f"--keep with --host {given.host or _DEFAULT_HOST}: a share of the free memory differs "
             "at each start, and a file of another size is made again; give a size as 8GB"
-        )
-    if servers > 1:
-        raise ConfigError(
-            f"--keep and {servers} data-parallel servers: one process writes to a file; start a "
-            "server per rank, each with a separate path"
         )
     return {"keep": str(Path(given.keep).absolute())}

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvtrie.cli.launch.flags import events_flag, number_of, refuse
+from kvtrie.cli.launch.flags import events_flag, given_of, number_of, refuse
 from kvtrie.cli.launch.options import ranking_of
 from kvtrie.cli.launch.sizes import keep, sizes_of
 from kvtrie.cli.set_option import set_values, types_of
@@ -33,8 +33,9 @@ def vllm_command(given: argparse.Namespace, args: list[str]) -> list[str]:
     """The command of a vLLM server with `KvtrieConnector`."""
     refuse(args, _SETS)
     servers = number_of(args, "--data-parallel-size", "-dp")
-    sizes = sizes_of(given, servers)
-    tiers: list[dict[str, Any]] = [{"kind": "host", "bytes": sizes.host, **keep(given, servers)}]
+    here = _servers_here(args, servers)
+    sizes = sizes_of(given, here, parts=True)
+    tiers: list[dict[str, Any]] = [{"kind": "host", "bytes": sizes.host, **keep(given)}]
     if sizes.path is not None:
         tiers.append({"kind": "disk", "bytes": sizes.disk, "path": sizes.path})
     if given.remote is not None:
@@ -59,6 +60,13 @@ def vllm_command(given: argparse.Namespace, args: list[str]) -> list[str]:
     command = ["vllm", "serve", given.model, "--kv-transfer-config", json.dumps(config)]
     events = {"enable_kv_cache_events": True, "publisher": "zmq"}
     return [*command, *events_flag(given, args, events), *args]
+
+
+def _servers_here(args: Sequence[str], servers: int) -> int:
+    """The data-parallel servers of this machine, which divide its memory and its disk."""
+    if given_of(args, "--data-parallel-rank", "-dpn") is not None:  # this one
+        return 1
+    return number_of(args, "--data-parallel-size-local", "-dpl", absent=servers)
 
 
 def _put_settings(stated: Sequence[str], extra: dict[str, Any]) -> None:

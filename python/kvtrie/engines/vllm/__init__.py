@@ -11,7 +11,8 @@ connector --> scheduler --> matching, admission --> misses      decisions about 
     |       +--> step_copies --> device_reports
     +--> weights --> held_adapters, layout_check, start_options --> excluded      stored KV's name
 disk_tier --> offloading --> board      vLLM's own offloading with our disk below
-version_check --> surface
+version_check --> surface --> calls
+connector, disk_tier --> data_parallel            the part of a disk that a rank has
 middleware --> asgi      hints out of HTTP requests, in the process of the HTTP server
 ```
 

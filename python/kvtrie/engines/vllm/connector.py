@@ -23,6 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from kvtrie.engines.identity.weights import checkpoint_digest
 from kvtrie.engines.server.control import Controlled, ControlSocket, control_path
 from kvtrie.engines.server.format_figure import FormatFigure
+from kvtrie.engines.vllm.data_parallel import part_of
 from kvtrie.engines.vllm.kv_writer import writer_of
 from kvtrie.engines.vllm.media import name_media
 from kvtrie.engines.vllm.metrics import MetricsExporter
@@ -92,6 +93,7 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
         self._settings = Settings.read(
             self._kv_transfer_config.kv_connector_extra_config,
             ranks=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
+            part=part_of(self._kv_transfer_config.engine_id, parallel),
         )
         lasting = any(tier.outlives() for tier in self._settings.tiers or ())
         self._model = ServedModel.of(vllm_config, kv_cache_config, name_weights=lasting)

@@ -15,6 +15,7 @@ import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -29,12 +30,13 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvtrie.engines.server.boundary import Boundary
 from kvtrie.engines.vllm.cache_policy import in_sequence
+from kvtrie.engines.vllm.data_parallel import part_of
 from kvtrie.engines.vllm.media import name_media
 from kvtrie.engines.vllm.offloading import KvtrieOffloadingSpec
 from kvtrie.engines.vllm.watch import watch
 from kvtrie.engines.vllm.weights import combined
 from kvtrie.errors import ConfigError
-from kvtrie.settings.argument import whole
+from kvtrie.settings.argument import folder, whole
 from kvtrie.tiers.keyed_disk import KeyedDisk
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ class KvtrieDiskTier(SecondaryTierManager):
         offloading_spec: vLLM's, which says whose KV this is.
         primary_kv_view: the chunks in host memory, a row each.
         tier_type: its name in the configuration.
-        path: the folder of the files.
+        path: the folder of the files; a data-parallel rank takes `dp-RANK` below it.
         bytes: room of all files together, also as "200GB" or "25%" of the disk that is free; give
             either this or `blocks`.
         blocks: room in chunks.
@@ -110,7 +112,9 @@ class KvtrieDiskTier(SecondaryTierManager):
         self._off = False  # whether vLLM's cache may have KV of other weights
         self.locality = Locality.LOCAL
         self.disk = KeyedDisk(
-            path,
+            str(
+                Path(folder("path of a disk tier", path), part_of(offloading_spec.config.engine_id))
+            ),
             meaning=f"{_meaning(offloading_spec)} weights {self._first.hex()}",
             size=primary_kv_view.strides[0] if primary_kv_view.strides else 0,
             bytes=bytes,

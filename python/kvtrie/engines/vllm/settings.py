@@ -144,12 +144,14 @@ class Settings:
     native_last: int = 0
 
     @classmethod
-    def read(cls, extra: Mapping[str, Any] | None, *, ranks: int = 1) -> Settings:
+    def read(cls, extra: Mapping[str, Any] | None, *, ranks: int = 1, part: str = "") -> Settings:
         """The settings that a configuration names, the others as they are by default.
 
         Args:
             extra: what the configuration says.
             ranks: how many processes share the sizes of the server's tiers.
+            part: name of the folder below a disk's path, and end of the name of kept memory, that
+                is this data-parallel rank's; "" for the only one.
 
         Raises:
             ConfigError: an unknown key or word, a number that cannot be, tiers out of order, a
@@ -172,7 +174,7 @@ class Settings:
                 given[name] = real(name, given[name], 1e-3, 1e6)
         given |= _observed(given) | _calibrated(given)
         if "tiers" in given:
-            given["tiers"], formats = _tiers(given["tiers"], ranks)
+            given["tiers"], formats = _tiers(given["tiers"], ranks, part)
             given["format"] = formats[0]
             given["disk_format"] = next(
                 (
@@ -234,7 +236,7 @@ def _check_keys(what: str, given: Mapping[str, Any], keys: tuple[str, ...]) -> N
         )
 
 
-def _tiers(given: object, ranks: int) -> tuple[tuple[Tier, ...], list[str]]:
+def _tiers(given: object, ranks: int, part: str) -> tuple[tuple[Tier, ...], list[str]]:
     """The tiers and the format of each."""
     if not isinstance(given, list | tuple) or not given:
         raise ConfigError(
@@ -250,7 +252,7 @@ def _tiers(given: object, ranks: int) -> tuple[tuple[Tier, ...], list[str]]:
         fields = dict(cast("Mapping[str, Any]", row))
         _check_keys(f"tier {at}", fields, TIER_KEYS)
         formats.append(_format(at, fields, formats))
-        tiers.append(_tier(at, fields, ranks, last=last))
+        tiers.append(_tier(at, fields, ranks, part, last=last))
     order = [tier.kind for tier in tiers]
     if order not in _ORDERS:
         raise ConfigError(f"tiers are {order}: one of {', '.join(map(str, _ORDERS))} wanted")
@@ -273,13 +275,12 @@ def _format(at: int, row: dict[str, Any], above: list[str]) -> str:
     return name
 
 
-def _tier(at: int, row: dict[str, Any], ranks: int, *, last: bool) -> Tier:
+def _tier(at: int, row: dict[str, Any], ranks: int, part: str, *, last: bool) -> Tier:
     word(f"kind of tier {at}", row.get("kind"), _KINDS)
     if not last:
         row.setdefault("write", "through")
     remote = row["kind"] == "remote"
-    if row.get("path") is not None and not remote:
-        row["path"] = folder(f"path of tier {at}", row["path"])
+    _put_parts(at, row, part)
     if row.get("keep") is not None and is_share(row.get("bytes")):
         Tier(**row)  # refuses it, with the reason
     if row.get("bytes") is not None:
@@ -297,6 +298,14 @@ def _tier(at: int, row: dict[str, Any], ranks: int, *, last: bool) -> Tier:
     elif tier.path is not None:
         _writable(tier.path)
     return tier
+
+
+def _put_parts(at: int, row: dict[str, Any], part: str) -> None:
+    """Read the paths of a tier as those of a data-parallel rank."""
+    if row.get("path") is not None and row["kind"] != "remote":
+        row["path"] = str(Path(folder(f"path of tier {at}", row["path"]), part))
+    if part and row.get("keep") is not None:
+        row["keep"] = f"{folder(f'keep of tier {at}', row['keep'])}-{part}"
 
 
 def _check_store(tier: Tier) -> None:

@@ -154,6 +154,7 @@ USED = {
         "parallel",
         "canonical_layout",
         "kv_cache_layout",
+        "engine_id",
     ),
     (f"{_OFFLOAD}.config", "OffloadingParallelConfig"): (
         "rank",
@@ -341,7 +342,7 @@ USED = {
         "decode_context_parallel_size",
         "prefill_context_parallel_size",
     ),
-    ("vllm.config", "KVTransferConfig"): ("kv_connector_extra_config",),
+    ("vllm.config", "KVTransferConfig"): ("kv_connector_extra_config", "engine_id"),
     ("vllm.config", "ModelConfig"): (
         "hf_text_config",
         "max_model_len",

@@ -13,6 +13,7 @@ class OffloadingConfig:
     parallel: OffloadingParallelConfig
     canonical_layout: bool
     kv_cache_layout: str | None
+    engine_id: str
 
 @dataclass(init=False)
 class OffloadingParallelConfig:
