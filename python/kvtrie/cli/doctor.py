@@ -50,7 +50,11 @@ ENGINES = {
 """Of each engine: the oldest supported version, the tested one, the newest supported one, pip's."""
 
 _HYBRIDS = (5, 23)  # of transformers, for `KvtrieCache` of models whose layers differ
-_BELOW = {(0, 31): (5, 18), (0, 32): (5, 20), (0, 33): (5, 21)}
+_BELOW: dict[tuple[int, ...], tuple[int, ...]] = {
+    (0, 31): (5, 18),
+    (0, 32): (5, 20),
+    (0, 33): (5, 21),
+}
 """The first versions of transformers that versions of vLLM refuse."""
 
 
