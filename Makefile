@@ -84,24 +84,38 @@ wheel: $(LOCKED) ## the abi3 wheel, in dist/, its code laid out by what benches/
 	$(BIN)/maturin build --quiet --release $(if $(PROFDATA),--pgo) --out dist
 
 # Files of a release: for each processor the abi3 wheel and that of free-threaded Python, and the sources.
-# maturin knows the settings of 3.14t; the interpreter has to be there only to run the wheel. A profile
-# needs a run, so only the abi3 wheel of this processor is laid out by one.
+# maturin knows the settings of 3.14t; the interpreter has to be there only to run the wheel. A profile needs a
+# run, so it lays out the wheels of this processor only; zig cannot link the build that takes it.
 PROCESSORS := x86_64 aarch64
-RELEASED = PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/maturin build --quiet --release --locked --zig \
-    --compatibility manylinux_2_28 --target $(1)-unknown-linux-gnu $(2) --out dist
+PROFILE := target/profile
+RELEASED = $(if $(filter $(1),$(shell uname -m)),RUSTFLAGS="$$(cat $(PROFILE)/flags)") PATH="$(CURDIR)/$(BIN):$$PATH" \
+    $(BIN)/maturin build --quiet --release --locked --zig --compatibility manylinux_2_28 \
+    --target $(1)-unknown-linux-gnu $(2) --out dist
+TAKE_PROFILE = RUSTFLAGS=-Cprofile-generate=$(CURDIR)/$(PROFILE) $(BIN)/maturin build --quiet --release --locked \
+    --target $(HOST) --out $(PROFILE) \
+    && $(UV) --no-deps --target $(PROFILE)/site $(PROFILE)/*.whl \
+    && PYTHONPATH=$(PROFILE)/site $(BIN)/python -m benches.profile_build \
+    && $(PROFDATA) merge -o $(PROFILE)/merged $(PROFILE)/*.profraw \
+    && echo -Cprofile-use=$(CURDIR)/$(PROFILE)/merged >$(PROFILE)/flags
 TEST_RELEASE = KVTRIE_RELEASE=dist $(BIN)/pytest tests/wheel.py $(ARGS)
-.PHONY: rust-parts sources
+.PHONY: rust-parts sources profile
 wheels: $(foreach each,$(PROCESSORS),released-$(each) released-$(each)-3.14t) ## all files of a release, in dist/: wheels for x86-64 and aarch64 from glibc 2.28 on, and the sources; each is checked and run
 	$(TEST_RELEASE)
 
 test-release: $(LOCKED) ## what `make wheels` put into dist/: tags, glibc, and what runs; ARGS="-k aarch64"
 	$(TEST_RELEASE)
 
-released-%-3.14t: sources rust-parts
+released-%-3.14t: sources profile
 	$(call RELEASED,$*,--interpreter python3.14t)
 
-released-%: sources rust-parts
-	$(call RELEASED,$*,$(if $(filter $*,$(shell uname -m)),$(if $(PROFDATA),--pgo)))
+released-%: sources profile
+	$(call RELEASED,$*,)
+
+profile: $(LOCKED) rust-parts
+	rm -rf $(PROFILE)
+	mkdir -p $(PROFILE)
+	touch $(PROFILE)/flags
+	$(if $(PROFDATA),$(TAKE_PROFILE))
 
 rust-parts:
 	@if command -v rustup >/dev/null; then rustup --quiet target add $(PROCESSORS:%=%-unknown-linux-gnu) \
