@@ -2,7 +2,7 @@
 
 ```text
 control --> commands --> request_hints        why --> miss_report, top_breakers
-control_client   client_fields   startup   boundary   format_figure   show_text
+control_client   client_fields   pauses   startup   boundary   format_figure   show_text
 ```
 
 Nothing here imports an engine.
