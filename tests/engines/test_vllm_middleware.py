@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from hashlib import blake2b
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 from tests.any_input import changed
 
 from kvtrie.engines.server.commands import read_command
+from kvtrie.engines.server.pauses import Pauses
 from kvtrie.engines.server.request_hints import read_hints
+from kvtrie.engines.server.tenant import salt_of, signed, tenant_of
 from kvtrie.engines.vllm import middleware
 from kvtrie.engines.vllm.middleware import AgentHints
 
@@ -43,7 +46,9 @@ class Application:
         while messages[-1].get("more_body"):
             messages.append(await receive())
         content = b"".join(each.get("body", b"") for each in messages)
-        if scope.get("path", "").endswith("/render"):
+        if scope.get("path") == scope.get("root_path", "") + CHAT + "/render" or (
+            scope.get("path") in ("/v1/messages/render", "/v1/responses/render")
+        ):
             self.rendered.append(json.loads(content))
             tokens = json.dumps({"token_ids": [7] * characters(self.rendered[-1])})
             parts = [tokens[:9], tokens[9:]]
@@ -223,6 +228,13 @@ def test_a_body_above_the_bound_passes_in_its_parts(monkeypatch):
     read, app = served(content, parts=10)
     assert read == content
     assert len(app.read[0][1]) == 10
+    left = []
+
+    async def seen(_scope, receive, _send):
+        left.append(receive.__self__._messages[:])
+
+    post(AgentHints(seen), content, parts=10)
+    assert [len(each) for each in left] == [2]  # no more is read ahead than the bound asks for
     assert counts_of(content) == {("request", "too long"): 1}
 
 
@@ -246,6 +258,8 @@ def test_bodies_of_all_encodings_of_json_get_hints(encoding):
     hints, _ = hints_of(content, path="/v1/completions")
     assert hints == {"session": "\u00fc"}
     assert hints_of(b" { } ", headers=[(b"X-Session-ID", b"s")])[0] == {"session": "s"}
+    raw = '{"user": "u", "prompt": "\ud800"}'.encode("utf-8", "surrogatepass")
+    assert hints_of(raw)[0] == {"session": "u"}
 
 
 def test_an_unexpected_error_passes_the_request(monkeypatch):
@@ -325,11 +339,101 @@ def test_an_answer_without_tool_calls_is_no_pause(said, monkeypatch):
 
 
 def test_a_pause_without_a_control_socket_is_counted(tmp_path):
-    hints = AgentHints(Application(said=('"tool_calls":[{', "}")))
-    before = counted()
+    calls, before = Application(said=('"tool_calls":[{', "}")), counted()
     for app in (vllm(), SimpleNamespace(), vllm(control=3)):
-        post(hints, b'{"user": "u"}', app=app)
-    post(hints, b'{"user": "u"}', app=vllm(control=str(tmp_path / "none")))
+        post(AgentHints(calls), b'{"user": "u"}', app=app)
+    post(AgentHints(calls), b'{"user": "u"}', app=vllm(control=str(tmp_path / "none")))
     new = {name: count - before.get(name, 0) for name, count in counted().items()}
     assert new["pause", "no control socket"] == 3
     assert new["pause", "refused by the control socket"] == 1
+
+
+SECRET = b"of the operator"
+
+
+@pytest.fixture
+def operator(tmp_path):
+    """What vLLM's application says of a server with tenants."""
+    (tmp_path / "secret").write_bytes(SECRET + b"\n")
+    return vllm(tenant_header="X-Tenant", secret_file=str(tmp_path / "secret"))
+
+
+def test_a_tenant_of_the_front_end_is_signed_and_has_its_salt(operator):
+    head = [(b"x-tenant", b"ann")]
+    read, _ = served({"user": "u"}, app=operator, headers=head)
+    fields = json.loads(read)
+    assert fields["cache_salt"] == salt_of("ann", SECRET)
+    assert tenant_of(fields["kv_transfer_params"], SECRET) == b"ann"
+    assert fields["kv_transfer_params"]["kvtrie"]["session"] == "u"
+    for own in ("a", "b", "\ud800"):
+        salted = json.loads(served({"cache_salt": own}, app=operator, headers=head)[0])
+        digest = blake2b(own.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        assert salted["cache_salt"] == f"{salt_of('ann', SECRET)}-{digest}"
+
+
+@pytest.mark.parametrize(
+    "head", [[], [(b"X-Tenant", b"a")] * 2, [(b"x-tenant", b"")], [(b"x-tenant", b"\xff")]]
+)
+def test_a_client_names_no_tenant_itself(head, operator):
+    own = {"why": True, **signed("mallory", SECRET)}
+    body = {"cache_salt": "mine", "kv_transfer_params": {"kvtrie": own}}
+    counts = counts_of(body, app=operator, headers=head)
+    assert counts == {("tenant", "not named"): 1}
+    fields = json.loads(served(body, app=operator, headers=head)[0])
+    assert fields == {"cache_salt": "mine", "kv_transfer_params": {"kvtrie": {"why": True}}}
+    body["kv_transfer_params"]["kvtrie"] = ["no object"]
+    fields = json.loads(served(body, app=operator, headers=[(b"x-tenant", b"ann")])[0])
+    assert fields["kv_transfer_params"] == {"kvtrie": signed("ann", SECRET)}
+
+
+def test_a_body_that_is_too_long_to_get_a_tenant_is_refused(operator, monkeypatch):
+    monkeypatch.setattr(middleware, "_MOST_BODY", 20)
+    app = Application()
+    [head, body] = post(AgentHints(app), b'{"prompt": "%s"}' % (b"x" * 90), app=operator)
+    assert (head["status"], app.read) == (413, [])
+    assert "more than 20 bytes" in json.loads(body["body"])["error"]["message"]
+
+
+def test_a_secret_that_cannot_be_read_names_no_tenant(operator, tmp_path, caplog):
+    (tmp_path / "secret").unlink()
+    content = json.dumps({"prompt": "x"}).encode()
+    assert served(content, app=operator, headers=[(b"x-tenant", b"ann")])[0] == content
+    assert "secret_file" in caplog.text
+
+
+def test_the_length_of_a_tenants_prompt_is_not_known_to_another(operator):
+    marked = {"type": "text", "text": "12345", "cache_control": EPHEMERAL}
+    body = {"messages": [{"role": "system", "content": [marked]}, {}]}
+    app = Application()
+    hints = AgentHints(app)
+    for name in (b"ann", b"bob", b"ann"):
+        post(hints, json.dumps(body).encode(), app=operator, headers=[(b"x-tenant", name)])
+    assert len(app.rendered) == 2
+
+
+def test_a_pause_is_expected_to_last_as_those_before():
+    pauses, mine, other = Pauses(), ("a", ""), ("b", "")
+    assert pauses.begin(mine, 0) == 10
+    pauses.end(mine, 2)
+    pauses.end(mine, 9)  # a further request, of no pause
+    assert pauses.begin(mine, 10) == 2
+    assert pauses.begin(other, 10) == 2
+    pauses.end(other, 20)
+    assert pauses.begin(other, 20) == 10
+    assert pauses.begin(("c", ""), 20) == 3
+    pauses.end(mine, 5)  # a clock that went back
+    assert pauses.begin(mine, 20) == 1.75
+    for at in range(5000):
+        pauses.begin((str(at), ""), 20)
+    assert len(pauses._sessions) == 4096
+
+
+def test_a_request_with_results_ends_the_pause_of_its_session(monkeypatch):
+    times, asked = iter([100.0, 130.0, 131.0]), []
+    monkeypatch.setattr(middleware, "ask", lambda *said: asked.append(json.loads(said[2])))
+    hints = AgentHints(Application(said=('"tool_calls":[{', "}")))
+    hints._clock = lambda: next(times)
+    for messages in ([{"role": "user"}], [{"role": "user"}, {"role": "tool"}]):
+        content = json.dumps({"user": "u", "messages": messages}).encode()
+        post(hints, content, app=vllm(control="/run/s.sock"))
+    assert [each["retain"][0]["ttl_s"] for each in asked] == [60, 90]

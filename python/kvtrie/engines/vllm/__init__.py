@@ -13,7 +13,8 @@ connector --> scheduler --> matching, admission --> misses      decisions about 
 disk_tier --> offloading --> board      vLLM's own offloading with our disk below
 version_check --> surface --> calls
 connector, disk_tier --> data_parallel            the part of a disk that a rank has
-middleware --> asgi      hints out of HTTP requests, in the process of the HTTP server
+middleware --> prompt_lengths --> asgi      hints out of HTTP requests, in the HTTP server's process
+    +--> served_settings
 ```
 
 In the scheduler's process (`scheduler`) it has the manager and decides; in each worker's (`worker`)

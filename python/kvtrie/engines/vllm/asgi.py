@@ -7,6 +7,7 @@ Cost: the messages of a body, up to a bound, until the application has read them
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -22,6 +23,7 @@ __all__ = [
     "call",
     "headers_of",
     "path_of",
+    "refuse",
     "with_body",
 ]
 
@@ -60,10 +62,12 @@ class Body:
 
     Attributes:
         content: the whole body; None if it is longer than the bound, or did not end.
+        too_long: whether it is longer than the bound.
     """
 
     _receive: Receive
     content: bytes | None = None
+    too_long: bool = False
     _messages: list[Message] = field(default_factory=list[Message])
 
     @classmethod
@@ -80,6 +84,7 @@ class Body:
             if not message.get("more_body"):
                 body.content = b"".join(parts) if size <= most else None
                 break
+        body.too_long = size > most
         body._messages.reverse()
         return body
 
@@ -135,6 +140,14 @@ async def call(app: App, scope: Scope, path: str, content: bytes) -> tuple[int, 
     }
     await app(inside, body.receive, send)
     return status, b"".join(parts)
+
+
+async def refuse(send: Send, status: int, why: str) -> None:
+    """Answer a request with an error, in OpenAI's form."""
+    content = json.dumps({"error": {"message": why, "type": "invalid_request_error"}}).encode()
+    head = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
+    await send({"type": "http.response.start", "status": status, "headers": head})
+    await send({"type": "http.response.body", "body": content})
 
 
 async def _never() -> Message:

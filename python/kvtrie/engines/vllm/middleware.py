@@ -1,11 +1,13 @@
 """AgentHints: maps what agents' clients send to hints of the connector, in vLLM's HTTP server.
 
 `vllm serve --middleware kvtrie.engines.vllm.middleware.AgentHints`. Names of sessions and markers
-of prefixes become the request's `kv_transfer_params`; an answer that ends with tool calls becomes a
-command to the control socket, if the connector has one.
+of prefixes become the request's `kv_transfer_params`; an answer that ends with tool calls becomes
+commands to the control socket, if the connector has one. A tenant that the operator's front end
+names in a header is signed.
 Invariant: other paths, answers and all that is not mapped pass byte for byte: a mapped request gets
 fields after its own, and JSON's readers take the last one of a name. No error of the middleware
-fails a request. Cost: a body of at most 16 MiB is parsed once more; a marked prefix that is not the
+fails a request; with tenants a body that is too long is refused, since it would be of no tenant.
+Cost: a body of at most 16 MiB is parsed once more; a marked prefix that is not the
 whole prompt is rendered by the server itself, and its length is kept.
 """
 
@@ -14,26 +16,27 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections import OrderedDict
+import time
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, cast
 
 from kvtrie.engines.server.boundary import Boundary
-from kvtrie.engines.server.client_fields import cut, read_markers, session_of
-from kvtrie.engines.server.control import control_path
+from kvtrie.engines.server.client_fields import carries_tool_results, read_markers, session_of
 from kvtrie.engines.server.control_client import ask
+from kvtrie.engines.server.pauses import Pauses
 from kvtrie.engines.server.request_hints import session_name
-from kvtrie.engines.vllm.asgi import Answer, Body, call, headers_of, path_of, with_body
+from kvtrie.engines.server.tenant import salt_of, signed
+from kvtrie.engines.vllm.asgi import Answer, Body, headers_of, path_of, refuse, with_body
+from kvtrie.engines.vllm.prompt_lengths import PromptLengths
+from kvtrie.engines.vllm.served_settings import ServedSettings
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
     from prometheus_client import Counter
 
-    from kvtrie.engines.server.client_fields import Place
     from kvtrie.engines.vllm.asgi import App, Receive, Scope, Send
 
 __all__ = ["AgentHints"]
@@ -46,43 +49,42 @@ _CALLS = {  # how the JSON of an answer shows that it calls a tool; a text has o
     "/v1/responses": b'"type":"function_call"',
 }
 _MOST_BODY = 16 << 20
-_MOST_LENGTHS = 4096
 _MARKED = 60  # the priority of a marked prefix
 _PAUSED, _PAUSE_S = 50, 60  # the priority of a session while a tool runs, and for how long
 _MAPPED = "mapped"
-_RENDERED = (
-    "add_special_tokens",
-    "chat_template",
-    "chat_template_kwargs",
-    "documents",
-    "input",
-    "instructions",
-    "max_tokens",
-    "messages",
-    "model",
-    "output_config",
-    "reasoning",
-    "reasoning_effort",
-    "system",
-    "thinking",
-    "tool_choice",
-    "tools",
-)
+_TENANT = ("tenant", "tenant_mac")  # the fields of a signed tenant
 
 
-@dataclass(frozen=True, slots=True)
-class _Mapped:
-    """A request as it is served.
+@dataclass(slots=True)
+class _Request:
+    """A request whose body was read.
 
     Attributes:
-        content: its body with hints; None if that stays.
-        session: the conversation that it belongs to.
-        salt: its `cache_salt`.
+        scope: its scope.
+        path: its path, below the application's root.
+        headers: its headers.
+        body: its body, as JSON.
+        params: its `kv_transfer_params`.
+        own: what its client hints itself.
+        hints: what is added to that.
+        fields: further fields that it gets.
     """
 
-    content: bytes | None = None
-    session: str | None = None
-    salt: str = ""
+    scope: Scope
+    path: str
+    headers: dict[str, str]
+    body: Mapping[str, Any]
+    params: Mapping[str, Any]
+    own: Mapping[str, Any]
+    hints: dict[str, Any] = field(default_factory=dict[str, Any])
+    fields: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def session(self) -> tuple[str, str] | None:
+        """Its session, and the salt of that; None without one."""
+        name = {**self.own, **self.hints}.get("session")
+        salt = self.fields.get("cache_salt", self.body.get("cache_salt"))
+        return (name, salt if isinstance(salt, str) else "") if isinstance(name, str) else None
 
 
 class AgentHints:
@@ -95,7 +97,9 @@ class AgentHints:
     def __init__(self, app: App) -> None:
         self._app = app
         self._boundary = Boundary("kvtrie middleware", _LOG)
-        self._lengths: OrderedDict[bytes, int] = OrderedDict()
+        self._settings: ServedSettings | None = None
+        self._lengths = PromptLengths(app)
+        self._pauses, self._clock = Pauses(), time.monotonic
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,74 +108,115 @@ class AgentHints:
         if path not in _CALLS:
             await self._app(scope, receive, send)
             return
-        body, mapped = await Body.read(receive, _MOST_BODY), _Mapped()
-        try:
-            mapped = await self._mapped(scope, path, body.content)
-        except Exception as error:  # noqa: BLE001 - the request is served without hints
-            self._ignored(path, "request", f"an unexpected error: {error!r}", "an unexpected error")
-        if mapped.content is not None:
-            body.replace(mapped.content)
-            scope = with_body(scope, len(mapped.content))
-        answer = Answer(send, _CALLS[path] if mapped.session else b"")
-        await self._app(scope, body.receive, answer.send)
-        if answer.found:
-            self._pause(scope, path, mapped)
-
-    async def _mapped(self, scope: Scope, path: str, content: bytes | None) -> _Mapped:
-        """Return a request with hints for all that can be mapped."""
-        if content is None:
+        body = await Body.read(receive, _MOST_BODY)
+        if body.too_long:
             self._ignored(path, "request", f"a body of more than {_MOST_BODY} bytes", "too long")
-            return _Mapped()
+            if self._served(scope).tenant_header:
+                await refuse(send, 413, f"a body of more than {_MOST_BODY} bytes has no tenant")
+                return
+        request = self._read(scope, path, body.content)
+        if request is not None and (added := await self._added(request)):
+            content = _appended(body.content or b"", added)
+            body.replace(content)
+            scope = with_body(scope, len(content))
+        session = None if request is None else request.session
+        answer = Answer(send, _CALLS[path] if session else b"")
+        await self._app(scope, body.receive, answer.send)
+        if answer.found and session is not None:
+            self._pause(scope, path, session)
+
+    def _served(self, scope: Scope) -> ServedSettings:
+        """The operator's settings."""
+        if self._settings is None:
+            self._settings = ServedSettings()
+            try:
+                self._settings = ServedSettings.of(scope)
+            except Exception as error:  # noqa: BLE001 - requests are served without them
+                why = f"{error!r}" if not isinstance(error, ConfigError) else str(error)
+                _LOG.error("kvtrie middleware: the connector's settings: %s", why)
+        return self._settings
+
+    def _read(self, scope: Scope, path: str, content: bytes | None) -> _Request | None:
+        """Return a request; None if it is not of the form that has hints."""
         try:
-            given = json.loads(content)
+            given = None if content is None else json.loads(content)
         except (ValueError, RecursionError):  # the server says so to the client
-            return _Mapped()
-        if not isinstance(given, Mapping):
-            return _Mapped()
-        body = cast("Mapping[str, Any]", given)
-        params = _object(body.get("kv_transfer_params"))
-        own = None if params is None else _object(params.get("kvtrie"))
-        if params is None or own is None:  # not the form of hints: the client's affair
-            return _Mapped()
+            return None
+        body = _object(given)
+        params = None if given is None or body is None else _object(body.get("kv_transfer_params"))
+        if body is None or params is None:
+            return None
+        own = _object(params.get("kvtrie"))
+        if own is None and not self._served(scope).tenant_header:
+            return None
+        return _Request(scope, path, headers_of(scope), body, params, own or {})
+
+    async def _added(self, request: _Request) -> dict[str, Any]:
+        """Return the fields that a request gets."""
+        self._name_tenant(request)
+        try:
+            request.hints |= await self._hinted(request)
+        except Exception as error:  # noqa: BLE001 - the request is served without hints
+            why = f"an unexpected error: {error!r}"
+            self._ignored(request.path, "request", why, "an unexpected error")
+        if request.session is not None and carries_tool_results(request.body):
+            self._pauses.end(request.session, self._clock())
+        kvtrie = {**request.own, **request.hints}
+        if kvtrie != request.params.get("kvtrie", {}):
+            request.fields["kv_transfer_params"] = {**request.params, "kvtrie": kvtrie}
+        return request.fields
+
+    def _name_tenant(self, request: _Request) -> None:
+        """Sign the tenant that the front end names; what a client says of one does not count."""
+        served = self._served(request.scope)
+        if not served.tenant_header:
+            return
+        request.own = {name: each for name, each in request.own.items() if name not in _TENANT}
+        try:
+            name = served.tenant_of(request.scope)
+            request.hints |= signed(name, served.secret)
+            salt = salt_of(name, served.secret)
+        except ConfigError as error:
+            self._ignored(request.path, "tenant", str(error), "not named")
+            return
+        if isinstance(own := request.body.get("cache_salt"), str):
+            digest = blake2b(own.encode("utf-8", "surrogatepass"), digest_size=16)
+            salt = f"{salt}-{digest.hexdigest()}"
+        request.fields["cache_salt"] = salt
+        self._count("tenant", _MAPPED)
+
+    async def _hinted(self, request: _Request) -> dict[str, Any]:
+        """Return the hints that follow from what a request says of its session and prompt."""
         hints: dict[str, Any] = {}
-        if "session" not in own and (session := self._session(body, headers_of(scope), path)):
+        if "session" not in request.own and (session := self._session(request)):
             hints["session"] = session
-        if "retain" not in own and (rows := await self._retained(scope, path, body)):
+        if "retain" not in request.own and (rows := await self._retained(request)):
             hints["retain"] = rows
         for name in hints:
             self._count(name, _MAPPED)
-        kvtrie = {**own, **hints}
-        made = None
-        if hints:
-            made = _appended(content, {"kv_transfer_params": {**params, "kvtrie": kvtrie}})
-        session, salt = kvtrie.get("session"), body.get("cache_salt")
-        named = session if isinstance(session, str) else None
-        return _Mapped(made, named, salt if isinstance(salt, str) else "")
+        return hints
 
-    def _session(
-        self, body: Mapping[str, Any], headers: Mapping[str, str], path: str
-    ) -> str | None:
+    def _session(self, request: _Request) -> str | None:
         try:
-            found = session_of(body, headers)
+            found = session_of(request.body, request.headers)
             return None if found is None else session_name("session", found)
         except ConfigError as error:
-            self._ignored(path, "session", str(error), "not a name")
+            self._ignored(request.path, "session", str(error), "not a name")
             return None
 
-    async def _retained(
-        self, scope: Scope, path: str, body: Mapping[str, Any]
-    ) -> list[dict[str, Any]]:
+    async def _retained(self, request: _Request) -> list[dict[str, Any]]:
         """Return the ranges of the prompt that markers keep, each token in one of them."""
-        markers, rows, start = read_markers(body), list[dict[str, Any]](), 0
+        markers, rows, start = read_markers(request.body), list[dict[str, Any]](), 0
+        salt = request.fields.get("cache_salt", request.body.get("cache_salt"))
         for why in markers.strange:
-            self._ignored(path, "retain", why, why)
+            self._ignored(request.path, "retain", why, why)
         for seconds, place in markers.found:
             row = {"start": start, "priority": _MARKED, "ttl_s": seconds}
             if place is not None:
-                end = await self._length(scope, path, body, place)
+                end = await self._lengths.of(request.scope, request.path, request.body, place, salt)
                 if end is None:
                     why = "a marked prefix that cannot be rendered"
-                    self._ignored(path, "retain", why, why)
+                    self._ignored(request.path, "retain", why, why)
                     continue
                 if end <= start:
                     continue
@@ -179,42 +224,21 @@ class AgentHints:
             rows.append(row)
         return rows
 
-    async def _length(
-        self, scope: Scope, path: str, body: Mapping[str, Any], place: Place
-    ) -> int | None:
-        """Return the tokens of a prompt that ends at a place; None if it cannot be rendered."""
-        shown = {name: body[name] for name in _RENDERED if name in body} | cut(body, place)
-        if path == "/v1/chat/completions":
-            shown["add_generation_prompt"] = False
-        content = json.dumps(shown).encode()
-        # A length is as private as the prompt: a known one is found sooner.
-        about = [path, body.get("cache_salt"), headers_of(scope).get("authorization")]
-        key = blake2b(json.dumps(about).encode() + content, digest_size=16).digest()
-        if (known := self._lengths.get(key)) is not None:
-            self._lengths.move_to_end(key)
-            return known
-        status, answer = await call(self._app, scope, f"{path}/render", content)
-        if status != 200:  # noqa: PLR2004 - HTTP's success
-            return None
-        self._lengths[key] = found = len(json.loads(answer)["token_ids"])
-        if len(self._lengths) > _MOST_LENGTHS:
-            self._lengths.popitem(last=False)
-        return found
-
-    def _pause(self, scope: Scope, path: str, mapped: _Mapped) -> None:
+    def _pause(self, scope: Scope, path: str, session: tuple[str, str]) -> None:
         """Keep the blocks of a session while the tools run that its answer calls."""
-        sockets = _sockets(scope)
+        expected = self._pauses.begin(session, self._clock())
+        sockets = self._served(scope).sockets
         if not sockets:
             self._count("pause", "no control socket")
             return
-        rows = [{"priority": _PAUSED, "ttl_s": _PAUSE_S}]
-        about = {"session": mapped.session, "cache_salt": mapped.salt}
+        rows = [{"priority": _PAUSED, "ttl_s": max(_PAUSE_S, 3 * expected)}]
+        about = {"session": session[0], "cache_salt": session[1]}
         command = json.dumps({**about, "owner": "tools that run", "retain": rows})
         task = asyncio.create_task(self._command(sockets, "/retain", command, path))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _command(self, sockets: list[str], route: str, command: str, path: str) -> None:
+    async def _command(self, sockets: tuple[str, ...], route: str, command: str, path: str) -> None:
         """Send a command to all ranks: one of them has the session."""
         for socket in sockets:
             try:
@@ -241,17 +265,6 @@ def _counter() -> Counter:
         "Hints that the middleware found in requests, and whether they were mapped",
         ["hint", "outcome"],
     )
-
-
-def _sockets(scope: Scope) -> list[str]:
-    """Return the control sockets of the server's ranks."""
-    with suppress(KeyError, AttributeError, TypeError):  # another application than vLLM's
-        config = scope["app"].state.vllm_config
-        control = config.kv_transfer_config.kv_connector_extra_config.get("control")
-        ranks = config.parallel_config.data_parallel_size
-        if control is not None:
-            return [control_path(control, rank, ranks) for rank in range(ranks)]
-    return []
 
 
 def _appended(content: bytes, fields: Mapping[str, Any]) -> bytes:
