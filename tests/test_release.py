@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGE = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]
+WORKSPACE = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]
+PACKAGE = WORKSPACE["package"]
 VERSION = PACKAGE["version"]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-HOSTED = r"https?://(?:\w[\w.-]*\.)?(?:github|gitlab|pypi|crates|readthedocs)\.\w+/\S*\bkvtrie\b"
+HOSTED = r"https?://(?:\w[\w.-]*\.)?(?:github|gitlab|readthedocs)\.\w+/\S*\bkvtrie\b"
 
 
 def test_every_crate_has_the_version():
@@ -22,6 +23,7 @@ def test_every_crate_has_the_version():
     ours = {each["name"]: each["version"] for each in locked if each["name"].startswith("kvtrie-")}
     assert len(ours) >= 6
     assert set(ours.values()) == {VERSION}
+    assert {each["version"] for each in WORKSPACE["dependencies"].values()} == {VERSION}
 
 
 def test_the_newest_release_of_the_changelog_has_the_version_a_date_and_a_link():

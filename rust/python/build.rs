@@ -11,12 +11,11 @@
 use std::{fs, path::Path, process::Command};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 7] = [
     "COMMIT",
     "Cargo.lock",
     "cuda",
     "rust/core/src",
-    "rust/locked/src",
     "rust/python/src",
     "rust/sim/src",
     "rust/store/src",
