@@ -84,11 +84,11 @@ wheel: $(LOCKED) ## the abi3 wheel, in dist/, its code laid out by what benches/
 	$(BIN)/maturin build --quiet --release $(if $(PROFDATA),--pgo) --out dist
 
 # Files of a release: for each processor the abi3 wheel and that of free-threaded Python, and the sources.
-# maturin knows the settings of 3.14t; the interpreter has to be there only to run the wheel. A profile needs a
-# run, so it lays out the wheels of this processor only; zig cannot link the build that takes it.
+# maturin knows the settings of 3.14t; the interpreter has to be there only to run the wheel. One profile lays
+# out all of them: zig cannot link the build that takes it, and that of another processor would not run.
 PROCESSORS := x86_64 aarch64
 PROFILE := target/profile
-RELEASED = $(if $(filter $(1),$(shell uname -m)),RUSTFLAGS="$$(cat $(PROFILE)/flags)") PATH="$(CURDIR)/$(BIN):$$PATH" \
+RELEASED = RUSTFLAGS="$$(cat $(PROFILE)/flags)" PATH="$(CURDIR)/$(BIN):$$PATH" \
     $(BIN)/maturin build --quiet --release --locked --zig --compatibility manylinux_2_28 \
     --target $(1)-unknown-linux-gnu $(2) --out dist
 TAKE_PROFILE = RUSTFLAGS=-Cprofile-generate=$(CURDIR)/$(PROFILE) $(BIN)/maturin build --quiet --release --locked \
