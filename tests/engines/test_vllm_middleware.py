@@ -386,6 +386,14 @@ def test_a_client_names_no_tenant_itself(head, operator):
     assert fields["kv_transfer_params"] == {"kvtrie": signed("ann", SECRET)}
 
 
+def test_no_command_names_a_session_of_a_tenant(operator, monkeypatch):
+    monkeypatch.setattr(middleware, "ask", lambda *_: pytest.fail("a command"))
+    calls, before = Application(said=('"tool_calls":[{', "}")), counted()
+    operator.state.vllm_config.kv_transfer_config.kv_connector_extra_config["control"] = "/s"
+    post(AgentHints(calls), b'{"user": "u"}', app=operator, headers=[(b"x-tenant", b"ann")])
+    assert counted()["pause", "a tenant"] == before.get(("pause", "a tenant"), 0) + 1
+
+
 def test_a_body_that_is_too_long_to_get_a_tenant_is_refused(operator, monkeypatch):
     monkeypatch.setattr(middleware, "_MOST_BODY", 20)
     app = Application()

@@ -227,14 +227,15 @@ class AgentHints:
     def _pause(self, scope: Scope, path: str, session: tuple[str, str]) -> None:
         """Keep the blocks of a session while the tools run that its answer calls."""
         expected = self._pauses.begin(session, self._clock())
-        sockets = self._served(scope).sockets
-        if not sockets:
-            self._count("pause", "no control socket")
+        served = self._served(scope)
+        if served.tenant_header or not served.sockets:
+            # Commands know sessions by their salt, and a tenant's have none.
+            self._count("pause", "a tenant" if served.tenant_header else "no control socket")
             return
         rows = [{"priority": _PAUSED, "ttl_s": max(_PAUSE_S, 3 * expected)}]
         about = {"session": session[0], "cache_salt": session[1]}
         command = json.dumps({**about, "owner": "tools that run", "retain": rows})
-        task = asyncio.create_task(self._command(sockets, "/retain", command, path))
+        task = asyncio.create_task(self._command(served.sockets, "/retain", command, path))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
