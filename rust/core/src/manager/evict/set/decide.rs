@@ -180,7 +180,8 @@ impl Manager {
         // A subtree is dropped only if room must be made; otherwise a block with children stays.
         let dropped = if set.dropping { self.subtree(block) } else { vec![block] };
         // A descendant in use keeps its ancestors.
-        if !dropped.iter().all(|&block| self.droppable(set, block, &dropped)) {
+        let with_children = set.dropping;
+        if !dropped.iter().all(|&block| self.droppable(set, block, with_children)) {
             return false;
         }
         // Children first, so that each exposes its parent in the view.
@@ -196,8 +197,9 @@ impl Manager {
         true
     }
 
-    /// Whether a leaf-only block may be removed: it is not in use, and no child of it stays.
-    fn droppable(&self, set: &EvictionSet, block: BlockId, dropped: &[BlockId]) -> bool {
+    /// Whether a leaf-only block may be removed, perhaps with its children: it is not in use, and no
+    /// child of it stays.
+    fn droppable(&self, set: &EvictionSet, block: BlockId, with_children: bool) -> bool {
         let tiers = 0..self.tiers.len();
         let settled = tiers.clone().all(|tier| {
             let here = self.residency(tier, block);
@@ -214,9 +216,11 @@ impl Manager {
         settled
             && ahead
             && self.node(block).refs == 0
-            && self.trie().children(block).all(|child| {
-                dropped.contains(&child) || (self.node(child).refs == 0 && self.absent(set, child))
-            })
+            && (with_children
+                || self
+                    .trie()
+                    .children(block)
+                    .all(|child| self.node(child).refs == 0 && self.absent(set, child)))
     }
 
     /// Whether moves bring a block to a tier in any group after the first, in the set's view.
