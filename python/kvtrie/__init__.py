@@ -47,7 +47,7 @@ from kvtrie.model.cost import Cost
 from kvtrie.model.layer_group import LayerGroup
 from kvtrie.model.layout import Layout
 from kvtrie.model.shape import ModelShape
-from kvtrie.settings.hint import Demote, Prefetch, Quota, Release, ResumeAt, Retain
+from kvtrie.settings.hint import Demote, Prefetch, Progress, Quota, Release, ResumeAt, Retain
 from kvtrie.settings.resume import ResumePoints
 from kvtrie.settings.scope import Scope
 from kvtrie.settings.tier import Lane, Tier
@@ -86,6 +86,7 @@ __all__ = [
     "NoSpaceError",
     "Plan",
     "Prefetch",
+    "Progress",
     "Quota",
     "Release",
     "ResumeAt",

@@ -710,7 +710,7 @@ class BlockManager:
         whose time has come end.
 
         Args:
-            hints: `Retain`, `Release`, `Prefetch`, `Demote`, `Quota`, `ResumeAt`.
+            hints: `Retain`, `Release`, `Prefetch`, `Demote`, `Quota`, `ResumeAt`, `Progress`.
             now: the time, from which times to live count.
 
         Returns:

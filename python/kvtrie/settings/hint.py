@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Tokens: TypeAlias = Sequence[int] | NDArray[np.integer[Any]] | Buffer
 
-__all__ = ["Demote", "Hint", "Prefetch", "Quota", "Release", "ResumeAt", "Retain"]
+__all__ = ["Demote", "Hint", "Prefetch", "Progress", "Quota", "Release", "ResumeAt", "Retain"]
 
 Duration: TypeAlias = int | timedelta
 """Nanoseconds, or a timedelta."""
@@ -48,12 +48,16 @@ def _one_of(what: str, **given: object) -> None:
 
 
 def _nanos(name: str, duration: Duration | None) -> int | None:
+    return None if duration is None else _given_nanos(name, duration, 1)
+
+
+def _given_nanos(name: str, duration: Duration, low: int) -> int:
     if isinstance(duration, timedelta):
         duration = (duration // timedelta(microseconds=1)) * 1000
-    return None if duration is None else whole(name, duration, 1, _LATEST)
+    return whole(name, duration, low, _LATEST)
 
 
-def _named(hint: Retain | Release | Prefetch | Demote | ResumeAt, *names: str) -> None:
+def _named(hint: Retain | Release | Prefetch | Demote | ResumeAt | Progress, *names: str) -> None:
     """Check names that may be left out, and whose blocks are meant."""
     for name in names:
         if (given := getattr(hint, name)) is not None:
@@ -280,4 +284,34 @@ class ResumeAt:
         put(self, borders=borders)
 
 
-Hint: TypeAlias = Retain | Release | Prefetch | Demote | Quota | ResumeAt
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """States when the next request of a session will come, as its tool estimates it.
+
+    Each hint replaces the session's one before, until the session's next request. A policy that
+    learns ranks the session's blocks by the time that is left, so that blocks of a session that
+    comes later leave first. The blocks are loaded to `tier` in time, by the first call of
+    `Lease.release` or `hint` after the time at which the loads are to begin.
+
+    Attributes:
+        session: the conversation whose tool runs.
+        eta: time until its next request, in nanoseconds or as a timedelta.
+        tier: tier on which the blocks are wanted then, by kind or index. They are loaded from tiers
+            below it.
+        scope: whose session.
+
+    Raises:
+        ConfigError: no session, or a time that cannot be.
+    """
+
+    session: str
+    eta: Duration
+    tier: TierName = "gpu"
+    scope: Scope | None = None
+
+    def __post_init__(self) -> None:
+        _named(self, "session")
+        put(self, session=text("session", self.session), eta=_given_nanos("eta", self.eta, 0))
+
+
+Hint: TypeAlias = Retain | Release | Prefetch | Demote | Quota | ResumeAt | Progress

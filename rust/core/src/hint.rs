@@ -134,6 +134,17 @@ pub enum Hint {
         /// Tokens before each border, at the end of a block.
         borders: Vec<u64>,
     },
+    /// The time of a session's next request, as the tool that it waits for estimates it.
+    Progress {
+        /// The session's name.
+        name: String,
+        /// Whose session.
+        scope: Scope,
+        /// Tier on which its blocks are wanted by then.
+        tier: TierId,
+        /// Time until then.
+        eta: Nanos,
+    },
     /// Quota: blocks of a tier that a tenant may hold before its own leave first.
     Quota {
         /// The tenant's salt.

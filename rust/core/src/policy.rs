@@ -22,7 +22,7 @@ pub(crate) use entry::{Entry, Key};
 pub use entry::{Facts, LastUse, Reload};
 pub(crate) use learned::Reuse;
 pub(crate) use learned::lives::{Lives, Sampling};
-pub(crate) use learned::{class_of, pack, unpack};
+pub(crate) use learned::{EXPECTED, class_of, expected_use, is_sooner, pack, unpack};
 
 /// Upper bound of the uses that count: few classes, and six bits per ghost.
 pub(crate) const MOST_USES: u32 = 32;

@@ -68,6 +68,12 @@ fn hint(given: &Bound<'_, PyAny>, shared: &Shared) -> PyResult<Hint> {
                 nanos(&border, "a border")
             })?,
         }),
+        "Progress" => Ok(Hint::Progress {
+            name: text(&given.getattr("session")?, "session")?.to_owned(),
+            scope: whose(given)?,
+            tier: tier()?,
+            eta: nanos(&given.getattr("eta")?, "eta")?,
+        }),
         "Quota" => Ok(Hint::Quota {
             tenant: given.getattr("tenant")?.extract()?,
             tier: tier()?,
@@ -75,7 +81,7 @@ fn hint(given: &Bound<'_, PyAny>, shared: &Shared) -> PyResult<Hint> {
             share: given.getattr("share")?.extract()?,
         }),
         _ => Err(bad(format!(
-            "a hint is a Retain, Release, Prefetch, Demote, ResumeAt or Quota, not '{name}'"
+            "a hint is a Retain, Release, Prefetch, Demote, ResumeAt, Progress or Quota, not '{name}'"
         ))),
     }
 }

@@ -16,6 +16,7 @@ mod borders;
 mod demote;
 mod fetch;
 mod pending;
+mod progress;
 mod quota;
 mod release;
 mod retain;
@@ -114,6 +115,7 @@ impl Manager {
         let now = self.tick(now);
         let replies = hints.iter().map(|hint| self.take_hint(hint, now)).collect();
         self.free_ended();
+        self.bring_expected(now);
         if !hints.is_empty() {
             self.write_ahead(now);
         }
@@ -166,6 +168,10 @@ impl Manager {
                 self.check_way(*tier, *tier == 0, "above")
             }
             Hint::ResumeAt { target, borders } => self.check_borders(target, borders),
+            Hint::Progress { scope, tier, .. } => {
+                self.check_tier(*tier)?;
+                self.scopes.find(scope).map(drop)
+            }
             Hint::Quota { tier, share, .. } => {
                 self.check_tier(*tier)?;
                 match share {
@@ -212,6 +218,9 @@ impl Manager {
             }
             Hint::Demote { target, tier } => self.lower_path(target, *tier, now),
             Hint::ResumeAt { target, borders } => self.keep_borders(target, borders),
+            Hint::Progress { name, scope, tier, eta } => {
+                self.expect_session((name, scope), *tier, *eta, now)
+            }
             Hint::Quota { tenant, tier, blocks, share } => {
                 self.set_quota(tenant, *tier, *blocks, *share)
             }
@@ -257,9 +266,10 @@ impl Manager {
         }
     }
 
-    /// Drops the pending hints of a lease that ended.
-    pub(super) fn forget_lease_hints(&mut self, scope: ScopeId, id: LeaseId) {
+    /// Drops the pending hints of a lease that ended, and loads the blocks of expected sessions.
+    pub(super) fn end_lease_hints(&mut self, scope: ScopeId, id: LeaseId, now: Nanos) {
         self.hints.pending.end_lease(scope, id);
+        self.bring_expected(now);
     }
 
     /// Restores a hint that a store retained, as one without owner, unless there is a newer one.

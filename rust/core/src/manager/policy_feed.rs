@@ -10,14 +10,18 @@ use std::ops::Range;
 
 use crate::block::{BlockId, TierId};
 use crate::eviction::GhostTable;
-use crate::policy::{LastUse, MOST_USES, Needs, pack, unpack};
+use crate::policy::{LastUse, MOST_USES, Needs, expected_use, pack, unpack};
 use crate::tier::ResidencyState;
+use crate::time::Nanos;
 use crate::trie::GroupSlice;
 
 use crate::manager::Manager;
 use crate::manager::settings::Settings;
 use crate::tiers::Tier;
 use reuse::Uses;
+
+/// Requests over which the time between two is a mean.
+const MEAN_OF: u64 = 64;
 
 /// Context of the request that is served.
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,6 +46,9 @@ pub(super) struct PolicyFeed {
     pub(super) arrivals: bool,
     /// Number of requests so far.
     requests: u64,
+    /// When the last one began, and the mean time from one to the next.
+    last: Nanos,
+    interval: Nanos,
     /// The request that is served.
     pub(super) request: RequestContext,
     /// Uses of evicted blocks, if a policy needs them.
@@ -64,6 +71,8 @@ impl PolicyFeed {
         Self {
             arrivals: tiers.iter().any(|tier| tier.eviction.needs(Needs::ARRIVAL)),
             requests: 0,
+            last: 0,
+            interval: 0,
             request: RequestContext::default(),
             ghosts: (capacity > 0).then(|| GhostTable::new(capacity)),
             explained: (explain && capacity == 0).then(|| GhostTable::new(all)),
@@ -149,8 +158,27 @@ impl PolicyFeed {
         }
     }
 
+    /// The number of the request that begins after `eta`, by the mean rate of requests.
+    pub(super) fn request_after(&self, eta: Nanos) -> u32 {
+        expected_use(self.requests.saturating_add(eta / self.interval.max(1)))
+    }
+
+    /// Ranks the blocks of a path by the request that will use them, where a policy learns, but for
+    /// those that another session will use before; `before` is the number that replaces. Returns how
+    /// many of these there are.
+    pub(super) fn expect(&mut self, path: &[BlockId], request: u32, before: Option<u32>) -> u64 {
+        let Self { requests, uses, .. } = self;
+        let Some(uses) = uses else { return 0 };
+        path.iter().map(|&block| u64::from(!uses.expect(block, request, before, *requests))).sum()
+    }
+
     /// Begins to serve a request of this number of blocks, in turn `run`.
-    pub(super) fn begin_request(&mut self, blocks: usize, run: u8) {
+    pub(super) fn begin_request(&mut self, blocks: usize, run: u8, now: Nanos) {
+        let since = now.saturating_sub(std::mem::replace(&mut self.last, now));
+        if self.requests > 0 {
+            let weight = self.requests.min(MEAN_OF);
+            self.interval = self.interval - self.interval / weight + since / weight;
+        }
         self.requests += 1;
         self.request = RequestContext { blocks: u32::try_from(blocks).unwrap_or(u32::MAX), run };
     }
@@ -189,7 +217,7 @@ mod tests {
     #[test]
     fn nothing_is_kept_without_a_need() {
         let mut feed = PolicyFeed::new(&[], false, false);
-        feed.begin_request(9, 0);
+        feed.begin_request(9, 0, 0);
         let slice = GroupSlice { group: 1, places: 0..1, checks: 0 };
         feed.put_ghosts(&slice, 3);
         feed.take_ghosts(&slice, |_, _| unreachable!("nothing is kept"));

@@ -33,6 +33,28 @@ const GROUPS: usize = 28;
 /// Uses have the numbers of requests modulo this.
 const WRAP: u64 = 1 << 32;
 
+/// Class of blocks whose next use is announced: no use has a turn of 0. Their request is that one.
+pub(crate) const EXPECTED: u8 = 7;
+
+/// Numbers of announced requests are this far from those of requests that were, so that none of
+/// them is taken for the request that is served.
+const APART: u64 = 1 << 31;
+
+/// The number of an announced request, as a last use has it.
+pub(crate) fn expected_use(request: u64) -> u32 {
+    u32::try_from((request + APART) % WRAP).expect("below 2^32")
+}
+
+/// Requests from the `now`th one until an announced one; below 0 if that is overdue.
+fn ahead(expected: u32, now: u64) -> i32 {
+    expected.wrapping_sub(expected_use(now)).cast_signed()
+}
+
+/// Whether an announced request comes before another one and is not overdue.
+pub(crate) fn is_sooner(one: u32, other: u32, now: u64) -> bool {
+    (0..ahead(other, now)).contains(&ahead(one, now))
+}
+
 /// Weight of the wider class's estimate, in sampled lives.
 const PRIOR: f64 = 16.0;
 
@@ -109,8 +131,17 @@ impl Learned {
         u16::try_from(self.now().saturating_sub(place >> 32)).unwrap_or(u16::MAX)
     }
 
+    /// Requests until an announced use of an entry, or since it was due; at least 1.
+    fn wait(&self, place: u64) -> u32 {
+        let expected = u32::try_from(place >> 32).expect("the upper half");
+        ahead(expected, self.request).unsigned_abs().max(1)
+    }
+
     /// Expected reuse per request, times weight.
     fn rate(&self, entry: &Entry) -> f64 {
+        if entry.class == u64::from(EXPECTED) {
+            return weight(entry.place) / f64::from(self.wait(entry.place));
+        }
         let class = usize::try_from(entry.class).unwrap_or(CLASSES).min(CLASSES - 1);
         self.reuse.rates(class)[bucket(self.age(entry.place))] * weight(entry.place)
     }
@@ -169,6 +200,9 @@ impl Policy for Learned {
     }
 
     fn worth(&self, entry: &Entry) -> (f64, u64) {
+        if entry.class == u64::from(EXPECTED) {
+            return (self.rate(entry), 1);
+        }
         let age = self.age(entry.place).max(1);
         let bucket = bucket(age);
         let older =
@@ -197,6 +231,14 @@ impl Policy for Learned {
     fn words(&self, facts: &Facts, cost: &CostModel) -> Option<String> {
         let entry = self.entry(facts, cost);
         let (class, age) = (facts.last_use.class, self.age(entry.place));
+        if class == EXPECTED {
+            return Some(format!(
+                "its session's next request is announced {} requests from now, or was due as long \
+                 ago: times {:.3} for the cost of what it ends",
+                self.wait(entry.place),
+                weight(entry.place),
+            ));
+        }
         let kind = match class.checked_sub(LAST) {
             Some(last) => format!(
                 "the last block of a prompt in turn {}, used {} times before",

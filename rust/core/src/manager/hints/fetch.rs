@@ -41,18 +41,28 @@ impl Manager {
         deadline: Option<Nanos>,
         now: Nanos,
     ) -> HintReply {
-        let path = match self.target_path(target) {
-            Ok(path) => path,
-            Err(reason) => return rejected(reason),
-        };
+        match self.target_path(target) {
+            Ok(path) => self.fetch_path(&path, tier, deadline, now),
+            Err(reason) => rejected(reason),
+        }
+    }
+
+    /// Loads the blocks of a path, first to last.
+    pub(super) fn fetch_path(
+        &mut self,
+        path: &[BlockId],
+        tier: TierId,
+        deadline: Option<Nanos>,
+        now: Nanos,
+    ) -> HintReply {
         if path.is_empty() {
             return rejected("no block of the path is cached");
         }
         let mut fetched = 0;
         let (mut code, mut why) = (HintCode::Accepted, "");
         // Pinned, so that no block is evicted for a later one.
-        self.pin(&path);
-        for &block in &path {
+        self.pin(path);
+        for &block in path {
             let one = if tier == 0 {
                 self.fetch_first(block, deadline, now)
             } else {
@@ -70,9 +80,9 @@ impl Manager {
             }
         }
         if fetched == path.len() as u64 {
-            self.fetch_windows(&path, tier, now);
+            self.fetch_windows(path, tier, now);
         }
-        self.unpin(&path, None);
+        self.unpin(path, None);
         let left = path.len() as u64 - fetched;
         let answer = match (fetched, left) {
             (_, 0) => Answer::Accepted,

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use crate::block::{BlockId, TierId, Token};
 use crate::paged_vec::{PAGE, PagedVec};
-use crate::policy::{LastUse, Lives, Needs, Sampling, class_of, unpack};
+use crate::policy::{EXPECTED, LastUse, Lives, Needs, Sampling, class_of, is_sooner, unpack};
 use crate::residency::Blocks;
 use crate::scope::ScopeId;
 use crate::tiers::Tier;
@@ -119,6 +119,27 @@ impl Uses {
         let length = page[skipped..].iter().take_while(|latest| !used(latest)).count();
         let first = blocks.start + number(skipped);
         first..first + number(length)
+    }
+
+    /// Replaces a block's last use by the request that will use it, unless another one is announced that
+    /// is sooner. Returns whether it does.
+    pub(super) fn expect(
+        &mut self,
+        block: BlockId,
+        request: u32,
+        before: Option<u32>,
+        now: u64,
+    ) -> bool {
+        let (Some(&latest), class) = (self.latest.get(block), self.classes[block]) else {
+            return true;
+        };
+        let theirs = class & !SAMPLED == EXPECTED && Some(latest.request) != before;
+        if theirs && is_sooner(latest.request, request, now) {
+            return false;
+        }
+        self.latest.put(block, Use { request, ..latest });
+        self.classes.put(block, class & SAMPLED | EXPECTED);
+        true
     }
 
     /// Records that a request uses consecutive blocks of a run again, which are in one page.

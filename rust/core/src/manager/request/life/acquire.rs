@@ -210,7 +210,7 @@ impl Manager {
         // From here on nothing fails.
         let mut awaits =
             self.load_match(&mut groups, &slots, &path, (id, ask.load), &mut plan, now);
-        self.feed_request(ask, scope, &path);
+        self.feed_request(ask, scope, &path, now);
         for miss in missing.iter().filter(|miss| miss.reclaim) {
             self.reclaim(miss.block);
         }
@@ -237,14 +237,20 @@ impl Manager {
     }
 
     /// Feeds a request that found `path` to the policies.
-    fn feed_request(&mut self, ask: &Acquire<'_>, scope: Option<ScopeId>, path: &[BlockId]) {
+    fn feed_request(
+        &mut self,
+        ask: &Acquire<'_>,
+        scope: Option<ScopeId>,
+        path: &[BlockId],
+        now: Nanos,
+    ) {
         let run = if self.feed.learns() {
             let content = self.scopes.digests.content(&ask.scope, 0, ask.tokens);
             self.next_turn(scope, path, &content)
         } else {
             0
         };
-        self.feed.begin_request(ask.tokens.len() / self.block_tokens(), run);
+        self.feed.begin_request(ask.tokens.len() / self.block_tokens(), run, now);
         self.pass_request();
     }
 

@@ -358,7 +358,7 @@ impl Manager {
         self.carry_out();
         self.scopes.let_go(lease.scope_id);
         self.scopes.digests.retract(&lease.scope);
-        self.forget_lease_hints(lease.scope_id, id);
+        self.end_lease_hints(lease.scope_id, id, now);
         self.leave_session(lease.session, id);
         self.write_ahead(now);
         Ok(reading)
