@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvtrie import BlockManager, Cost, Lane, ModelShape, Prefetch, Release, Tier
+from kvtrie import BlockManager, Cost, Lane, ModelShape, Prefetch, Progress, Release, Tier
 from kvtrie.errors import ConfigError, NoSpaceError
 from kvtrie.sim.config import SimulationConfig, TraceSource
 from kvtrie.sim.figures import figures_of
@@ -86,7 +86,11 @@ def drawn(dice):
         chats[chat] = chats[chat][: dice.randint(0, 12)] + dice.choices(range(3), k=5)
         session = f"chat {chat}" if dice.random() < 0.5 else None
         last = session is not None and dice.random() < 0.2
-        requests.append((now, chats[chat], len(chats[chat]), dice.randint(0, 3), session, last))
+        about = {"last": last}
+        if session is not None and more.random() < 0.5:
+            reports = [(0, more.choice((0, 500, 3000))), (more.randint(1, 1000), 1000)]
+            about["tool"] = (now + more.choice((0, 99, 90_000)), reports)
+        requests.append((now, chats[chat], len(chats[chat]), dice.randint(0, 3), session, about))
     # The same numbers are times to think where clients wait for answers.
     manager["clients"] = dice.choice((None, None, None, 1, 3))
     return config, requests
@@ -109,10 +113,18 @@ def grown(lease, name, rest, load):
         assert fits
 
 
+HINTS = {
+    "prefetch": lambda tokens: Prefetch(tokens=tokens),
+    "end": lambda session: Release(session=session),
+    "progress": lambda session, eta: Progress(session=session, eta=eta),
+}
+
+
 def from_peers(manager, name, rest):
     """Play a call that only some runs make."""
-    if name == "prefetch":
-        manager.hint([Prefetch(tokens=rest[0])], now=rest[1])
+    if name in HINTS:
+        *about, now = rest
+        manager.hint([HINTS[name](*about)], now=now)
     elif name == "mark":
         tokens, tier, skip, first, ready, fits, now = rest
         try:
@@ -131,8 +143,6 @@ def from_peers(manager, name, rest):
             assert fits
     elif name == "pin":
         assert manager.pin_copies(rest[0], rest[1], now=rest[3]) == rest[2]
-    elif name == "end":
-        manager.hint([Release(session=rest[0])], now=rest[1])
     else:
         assert name == "unpin"
         manager.unpin_copies(rest[0], now=rest[1])

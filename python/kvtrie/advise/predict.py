@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from kvtrie.model.shape import ModelShape
     from kvtrie.settings.resume import ResumePoints
-    from kvtrie.sim.readers.rows import Record, RowWithAnswer
+    from kvtrie.sim.readers.rows import Record, RowWithMore
     from kvtrie.sim.trace import TraceRequest
 
 __all__ = ["Bound", "Played", "Setting", "bound", "play"]
@@ -163,7 +163,7 @@ def play(
     places: dict[int, int] = {}  # of played requests among the counted ones
     refused = 0
 
-    def rows() -> Iterator[RowWithAnswer]:
+    def rows() -> Iterator[RowWithMore]:
         number = 0
         for request in requests:
             blocks = request.blocks
@@ -180,7 +180,7 @@ def play(
             answer = none if request.answer is None else request.answer
             whole = min(request.input_tokens, len(blocks) * block_tokens)
             number += 1
-            yield request.at, blocks, whole, 0, None, False, answer
+            yield request.at, blocks, whole, 0, None, {"answer": answer}
 
     def on_record(record: Record) -> None:
         nonlocal refused

@@ -19,8 +19,8 @@ from kvtrie.errors import ConfigError
 from kvtrie.model.cost import Cost
 from kvtrie.model.shape import ModelShape
 from kvtrie.settings.tier import DEFAULT_POLICY
-from kvtrie.sim.ends import last_ones
 from kvtrie.sim.fates import Fates, TurnFigures
+from kvtrie.sim.sessions import Tenants, last_ones
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kvtrie.settings.resume import ResumePoints
     from kvtrie.settings.scope import Structure
     from kvtrie.settings.tier import Tier
-    from kvtrie.sim.readers.rows import Record, RowWithAnswer
+    from kvtrie.sim.readers.rows import More, Record, RowWithMore
     from kvtrie.sim.trace import TraceRequest
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
 SHAPE = ModelShape(
     layers=32, kv_heads=8, head_dim=128, dtype="bfloat16", query_heads=32, hidden=4096
 )
+_NO_TENANTS = Tenants()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +202,7 @@ def replay(
     load: Literal["plan", "all"] = "all",
     block_tokens: int = 512,
     ends: bool = False,
+    tenants: Tenants = _NO_TENANTS,
     running: int = 1,
 ) -> Replayed:
     """Play a trace through a fresh manager.
@@ -212,6 +214,7 @@ def replay(
             computed, which then is no hit.
         block_tokens: as for `open_manager`; tokens and costs are counted by it.
         ends: hint `Release` to the manager with the last request of each session.
+        tenants: whose the sessions are.
         running: number of requests that hold their blocks at a time; the others have ended.
 
     A request that does not fit on the first tier counts as refused. Where groups of layers are kept
@@ -224,14 +227,18 @@ def replay(
         requests = list(requests)
         last = last_ones(request.session for request in requests)
 
-    def rows() -> Iterator[RowWithAnswer]:
+    def rows() -> Iterator[RowWithMore]:
         for at, whole in enumerate(requests):
             request = _full_blocks(whole, block_tokens) if grouped else whole
             sums.add(request)
             session = request.session if ends else None
             answer = request.blocks[:0] if request.answer is None else request.answer
             tokens = request.input_tokens
-            yield request.at, request.blocks, tokens, 0, session, at in last, answer
+            more: More = {"last": at in last, "answer": answer}
+            scope = tenants.scope(request.session or f"{at}", 0)
+            if scope is not None:
+                more["scope"] = scope
+            yield request.at, request.blocks, tokens, 0, session, more
 
     Simulation.over(manager, load=load, running=running).run(rows(), sums.on_record)
     stats = manager.stats()

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 from kvtrie._kvtrie import Simulation
 from kvtrie.sim.config.goals import Goals
 from kvtrie.sim.decisions import by_name
-from kvtrie.sim.ends import last_ones, with_ends
 from kvtrie.sim.figures import Counts, figures_of
 from kvtrie.sim.readers.lines import Skipped
 from kvtrie.sim.requests import trace_requests
+from kvtrie.sim.sessions import with_sessions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from kvtrie.sim.config import SimulationConfig
-    from kvtrie.sim.readers.rows import Record, RowWithEnd
+    from kvtrie.sim.readers.rows import Record, RowWithMore
     from kvtrie.sim.requests import RequestRow
 
 __all__ = ["open_simulation", "play", "run_config"]
@@ -88,11 +88,19 @@ def run_config(
         read = trace_requests(config.trace, config.block_tokens, skipped, config.most_blocks)
         return _full_blocks(config, read)
 
-    requests: Iterable[RequestRow | RowWithEnd]
+    requests: Iterable[RequestRow | RowWithMore]
     requests = watched = watch(rows(skipped))
-    if config.trace.ends:
+    trace = config.trace
+    if trace.ends or trace.reports.number or trace.tenants.number:
         once = rows(skipped and Skipped())
-        requests = with_ends(watched, last_ones(request[4] for request in once))
+        requests = with_sessions(
+            watched,
+            once,
+            ends=trace.ends,
+            reports=trace.reports,
+            tenants=trace.tenants,
+            seed=trace.seed,
+        )
     counts = play(config, simulation, requests, on_request, on_decision=on_decision, best=best)
     figures = figures_of(config, simulation, counts)
     if skipped is not None:
@@ -116,7 +124,7 @@ def _full_blocks(config: SimulationConfig, requests: Iterable[RequestRow]) -> It
 def play(
     config: SimulationConfig,
     simulation: Simulation,
-    requests: Iterable[RequestRow | RowWithEnd],
+    requests: Iterable[RequestRow | RowWithMore],
     on_request: Callable[[dict[str, Any]], object] | None = None,
     *,
     on_decision: Callable[[dict[str, Any]], object] | None = None,
@@ -142,7 +150,7 @@ def play(
     found, spared = [0] * len(kinds), [0] * len(kinds)
     goals = config.goals or Goals()
 
-    def counted() -> Iterable[RequestRow | RowWithEnd]:
+    def counted() -> Iterable[RequestRow | RowWithMore]:
         for request in requests:
             counts.input_tokens += request[2]
             yield request

@@ -16,19 +16,20 @@ use kvtrie_sim::directory::Learning;
 use kvtrie_sim::engine::{Kind, Limits, Service, Wait};
 use kvtrie_sim::network::{LANE, PeerSpec};
 use kvtrie_sim::remote::Lookup;
-use kvtrie_sim::request::Request;
+use kvtrie_sim::request::{Request, Tool};
 use kvtrie_sim::router::RoundRobin;
 use kvtrie_sim::simulation::{Config, Simulation as Run};
 use kvtrie_sim::timeline::{Span, Track};
 use kvtrie_sim::transfer::{Mode, Transfer};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyDict, PyTuple};
 
 use crate::error::{bad, raise};
 use crate::lease::load_mode;
 use crate::manager::BlockManager;
 use crate::number::{self, Clients, DirectoryTime, Running, nanos, whole};
 use crate::routing::{decision_row, routed};
+use crate::scope::scope;
 use crate::settings;
 use crate::text::{choice, text};
 use crate::tokens::Tokens;
@@ -364,13 +365,17 @@ impl Simulation {
     }
 }
 
-/// A request, perhaps with whether its session ends with it, and then with the tokens of its answer.
+/// A request, perhaps with a mapping of more: `last`, whether its session ends with it; `answer`, its
+/// tokens; `scope`; `tool`, the time at which the session's tool ends and what it reports in between.
 fn read(id: u64, request: &Bound<'_, PyAny>) -> PyResult<Request> {
     let request = request.cast::<PyTuple>()?;
     let (arrival, tokens, input, output, session): RequestRow<'_> =
         request.get_slice(0, 5).extract()?;
-    let last = request.get_item(5).map_or(Ok(false), |last| last.extract())?;
-    let answer = request.get_item(6).ok();
+    let more = request.get_item(5).ok();
+    let more = more.as_ref().map(|more| more.cast::<PyDict>()).transpose()?;
+    let more = |name| more.map_or(Ok(None), |more| more.get_item(name));
+    let last = more("last")?.map_or(Ok(false), |last| last.extract())?;
+    let (answer, tool, whose) = (more("answer")?, more("tool")?, more("scope")?);
     Ok(Request {
         id,
         arrival: nanos(&arrival, "arrival_ns")?,
@@ -379,8 +384,16 @@ fn read(id: u64, request: &Bound<'_, PyAny>) -> PyResult<Request> {
         input: whole(&input, "input_tokens", u64::from(u32::MAX))?,
         output: whole(&output, "output_tokens", u64::from(u32::MAX))?,
         last,
+        scope: scope(whose.as_ref())?,
+        tool: tool.map(|tool| read_tool(&tool)).transpose()?,
         session: session.map(|name| text(&name, "session").map(String::from)).transpose()?,
     })
+}
+
+/// `(ends_ns, [(when, states), ...])`, in thousandths.
+fn read_tool(tool: &Bound<'_, PyAny>) -> PyResult<Tool> {
+    let (ends, reports): (Bound<'_, PyAny>, Vec<(u32, u32)>) = tool.extract()?;
+    Ok(Tool { ends: nanos(&ends, "ends_ns")?, reports })
 }
 
 /// `(machine, lane, start, end, bytes)`.

@@ -96,9 +96,10 @@ fn again(settings: &Settings, log: &[Call]) -> Result<(), Failure> {
     let mut calls = Calls::new(manager, LoadMode::All, false);
     for call in log {
         match call {
-            Call::Acquire { tokens, keep, reserve, layerwise, session, lease, now } => {
+            Call::Acquire { tokens, keep, reserve, layerwise, scope, session, lease, now } => {
                 let room = (*keep, *reserve);
-                let found = calls.acquire(tokens, room, *layerwise, session.as_deref(), *now)?;
+                let found =
+                    calls.acquire(tokens, room, *layerwise, (scope, session.as_deref()), *now)?;
                 assert_eq!(found.unwrap_or(0), *lease, "the same lease");
             }
             Call::Moves(moves) => {
@@ -117,6 +118,7 @@ fn again(settings: &Settings, log: &[Call]) -> Result<(), Failure> {
             }
             // One machine has no peers and no shared store.
             Call::End(..)
+            | Call::Progress(..)
             | Call::Mark { .. }
             | Call::Clear { .. }
             | Call::Pin(..)

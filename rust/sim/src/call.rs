@@ -30,7 +30,9 @@ pub enum Call {
         reserve: usize,
         /// Whether loads overlap with computation.
         layerwise: bool,
-        /// The conversation.
+        /// Whose blocks, and the conversation.
+        scope: Scope,
+        /// Its name.
         session: Option<String>,
         /// The lease's id, 0 if there was no room.
         lease: LeaseId,
@@ -47,6 +49,8 @@ pub enum Call {
     Release(LeaseId, Nanos),
     /// `hint` that a conversation is over.
     End(String, Nanos),
+    /// `hint` of when a conversation goes on: the time until then.
+    Progress(String, Nanos, Nanos),
     /// `reserve` of a number of tokens, with whether there was room.
     Reserve(LeaseId, usize, bool, Nanos),
     /// `suspend` to the tier below the first.
@@ -89,6 +93,16 @@ pub enum Call {
     Unpin(PinId, Nanos),
 }
 
+/// Report of a tool.
+#[derive(Clone, Debug)]
+pub(crate) struct Report {
+    /// The conversation that waits for it, and whose.
+    session: String,
+    scope: Scope,
+    /// The time left that it states.
+    left: Nanos,
+}
+
 /// A manager with its log.
 #[derive(Debug)]
 pub struct Calls {
@@ -98,6 +112,8 @@ pub struct Calls {
     log: Option<Vec<Call>>,
     /// Slots that the last lease without room lacked.
     lacked: u64,
+    /// Reports of tools to come, and when.
+    reports: Vec<(Nanos, Report)>,
 }
 
 impl Calls {
@@ -105,7 +121,7 @@ impl Calls {
     #[must_use]
     pub fn new(manager: Arc<Locked>, load: LoadMode, logged: bool) -> Self {
         let settings = manager.lock().settings().clone();
-        Self { manager, settings, load, log: logged.then(Vec::new), lacked: 0 }
+        Self { manager, settings, load, log: logged.then(Vec::new), lacked: 0, reports: Vec::new() }
     }
 
     /// The manager, to look at.
@@ -164,13 +180,13 @@ impl Calls {
         tokens: &[Token],
         (keep, reserve): (usize, usize),
         layerwise: bool,
-        session: Option<&str>,
+        (scope, session): (&Scope, Option<&str>),
         now: Nanos,
     ) -> Result<Option<LeaseId>> {
         self.at(now)?;
         let ask = Acquire {
             tokens,
-            scope: Scope::default(),
+            scope: scope.clone(),
             session,
             keep,
             reserve,
@@ -191,6 +207,7 @@ impl Calls {
             keep,
             reserve,
             layerwise,
+            scope: scope.clone(),
             session: session.map(String::from),
             lease: found.unwrap_or(0),
             now,
@@ -334,12 +351,36 @@ impl Calls {
     pub fn end(&mut self, lease: LeaseId, request: &Request, now: Nanos) -> Result<()> {
         self.release(lease, now)?;
         if let Some(session) = request.ends() {
-            let (name, scope) = (session.to_owned(), Scope::default());
+            let (name, scope) = (session.to_owned(), request.scope.clone());
             self.manager.call(|manager| {
                 manager.hint(&[Hint::Release(Release::Session { name, scope })], now)
             })?;
             self.note(|| Call::End(session.to_owned(), now));
         }
+        if let (Some(tool), Some(session)) = (&request.tool, &request.session) {
+            let (session, scope) = (session.clone(), request.scope.clone());
+            let report = |left| Report { session: session.clone(), scope: scope.clone(), left };
+            self.reports.extend(tool.reports(now).map(|(at, left)| (at, report(left))));
+        }
+        Ok(())
+    }
+
+    /// Takes the reports to come, and when.
+    pub(crate) fn take_reports(&mut self) -> Vec<(Nanos, Report)> {
+        std::mem::take(&mut self.reports)
+    }
+
+    /// Passes on when a conversation goes on.
+    ///
+    /// # Errors
+    /// As [`Manager::hint`].
+    pub(crate) fn progress(&mut self, report: Report, now: Nanos) -> Result<()> {
+        self.at(now)?;
+        let Report { session, scope, left: eta } = report;
+        let name = session.clone();
+        let hint = Hint::Progress { name, scope, tier: 0, eta };
+        self.manager.call(|manager| manager.hint(&[hint], now))?;
+        self.note(|| Call::Progress(session, eta, now));
         Ok(())
     }
 

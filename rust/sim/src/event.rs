@@ -20,6 +20,8 @@ pub enum Kind {
     StepEnds,
     /// The directory learns of a change on a machine.
     DirectoryUpdate,
+    /// A tool reports when it will have ended.
+    Report,
     /// A request comes in.
     Arrival,
     /// An engine may begin a step.
@@ -70,6 +72,7 @@ mod tests {
             Kind::TransmissionEnds,
             Kind::StepEnds,
             Kind::DirectoryUpdate,
+            Kind::Report,
             Kind::Arrival,
             Kind::StepBegins,
         ];
@@ -87,9 +90,9 @@ mod tests {
         while let Some(event) = events.pop() {
             order.push((event.at, event.kind, event.machine, event.number));
         }
-        assert_eq!(order.len(), 40);
+        assert_eq!(order.len(), 48);
         assert!(order.is_sorted());
         assert_eq!(order[0], (3, Kind::TransmissionEnds, 0, 4));
-        assert_eq!(order[39], (7, Kind::StepBegins, 1, 5));
+        assert_eq!(order[47], (7, Kind::StepBegins, 1, 5));
     }
 }

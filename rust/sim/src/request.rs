@@ -3,7 +3,7 @@
 //! Invariant: `tokens` are what the manager matches; if one of them is the hash of several real
 //! tokens, separate fields hold the real numbers. Cost: plain values.
 
-use kvtrie_core::{Nanos, Token};
+use kvtrie_core::{Nanos, Scope, Token};
 
 /// One request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,12 +18,42 @@ pub struct Request {
     pub answer: Option<Vec<Token>>,
     /// The conversation it belongs to.
     pub session: Option<String>,
+    /// Scope within which its blocks are shared, and its conversation's name.
+    pub scope: Scope,
     /// Whether its conversation ends with it and the manager gets a hint.
     pub last: bool,
+    /// The tool that its conversation waits for then, if that reports.
+    pub tool: Option<Tool>,
     /// Real tokens of its prompt.
     pub input: u64,
     /// Real tokens of its answer.
     pub output: u64,
+}
+
+/// A tool between two requests of a conversation, which says how long it will take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tool {
+    /// When it ends: the next request comes in.
+    pub ends: Nanos,
+    /// Its reports: when, and the time left that it states, in thousandths of its time and of the
+    /// time that is left.
+    pub reports: Vec<(u32, u32)>,
+}
+
+impl Tool {
+    /// When it reports after it has begun, and the time left that it states.
+    pub fn reports(&self, begun: Nanos) -> impl Iterator<Item = (Nanos, Nanos)> + '_ {
+        let takes = self.ends.saturating_sub(begun);
+        let part = |time: Nanos, thousandths: u32| {
+            let part = u128::from(time) * u128::from(thousandths) / 1000;
+            Nanos::try_from(part).unwrap_or(Nanos::MAX)
+        };
+        let reports = self.reports.iter().filter(move |_| takes > 0);
+        reports.map(move |&(when, states)| {
+            let at = begun.saturating_add(part(takes, when));
+            (at, part(self.ends.saturating_sub(at), states))
+        })
+    }
 }
 
 /// The front of a prompt, to look up.

@@ -17,6 +17,7 @@ use kvtrie_core::{
     BlockEvent, CostModel, Error, LoadMode, Locked, Manager, Nanos, Result, Settings, TierSpec,
 };
 
+use crate::call::Report;
 use crate::cost::Cost;
 use crate::decision::{Backlog, Decision};
 use crate::directory::{Directory, Learning};
@@ -113,6 +114,9 @@ pub struct Simulation {
     /// Blocks in the network, by the number of their transmission.
     fetches: BTreeMap<u64, Fetch>,
     next_fetch: u64,
+    /// Reports of tools to come.
+    reports: BTreeMap<u64, Report>,
+    next_report: u64,
     /// Whether a request's blocks are loaded from when it comes in.
     prefetches: bool,
     /// Number of clients that wait for an answer before the next request; 0 for an open trace.
@@ -230,6 +234,8 @@ impl Simulation {
             handoffs,
             fetches: BTreeMap::new(),
             next_fetch: FIRST_FETCH,
+            reports: BTreeMap::new(),
+            next_report: 0,
             prefetches: false,
             clients: 0,
             early: BTreeMap::new(),
@@ -305,6 +311,12 @@ impl Simulation {
                     }
                 }
                 Kind::StepBegins => self.step_begins(machine)?,
+                Kind::Report => {
+                    let report = self.reports.remove(&number).expect("it was announced");
+                    let machine = &mut self.servers[machine].machine;
+                    machine.calls.progress(report, at)?;
+                    machine.take(at)?;
+                }
                 Kind::DirectoryUpdate => unreachable!("it is taken above"),
             }
             for record in self.settle(machine)? {
@@ -347,6 +359,12 @@ impl Simulation {
         for (at, transmission) in machine.executor.take_ends() {
             let kind = Kind::TransmissionEnds;
             self.events.push(Event { at, kind, machine: number, number: transmission });
+        }
+        for (at, report) in machine.calls.take_reports() {
+            let (kind, next) = (Kind::Report, self.next_report);
+            self.reports.insert(next, report);
+            self.next_report += 1;
+            self.events.push(Event { at, kind, machine: number, number: next });
         }
         for (kind, at) in engine.take_wakeups() {
             self.events.push(Event { at, kind, machine: number, number: 0 });

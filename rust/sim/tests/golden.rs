@@ -112,6 +112,7 @@ fn words(call: &Call) -> Vec<String> {
         }
         Call::Release(lease, now) => ("release", vec![*lease, *now]),
         Call::End(_, now) => ("end", vec![*now]),
+        Call::Progress(_, eta, now) => ("progress", vec![*eta, *now]),
         Call::Reserve(lease, tokens, fits, now) => {
             ("reserve", vec![*lease, *tokens as u64, (*fits).into(), *now])
         }

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvtrie.errors import ConfigError
 from kvtrie.settings.argument import shown
 from kvtrie.sim.arrivals import Arrivals
 from kvtrie.sim.config.table import made, plain
+from kvtrie.sim.sessions import Reports, Tenants
 from kvtrie.sim.workloads.families import FAMILIES
 from kvtrie.sim.workloads.family import Family
 from kvtrie.sim.workloads.segments import Segments
@@ -50,6 +51,8 @@ class TraceSource:
         seed: of whatever is drawn.
         generator: what makes the requests, if they are not read.
         ends: whether managers are notified after a session's last request.
+        reports: what tools report between two requests of a session.
+        tenants: whose the sessions are.
     """
 
     path: Path
@@ -63,6 +66,8 @@ class TraceSource:
     seed: int = 0
     generator: Generator | None = None
     ends: bool = False
+    reports: Reports = field(default_factory=Reports)
+    tenants: Tenants = field(default_factory=Tenants)
 
     @property
     def clients(self) -> int | None:
@@ -91,11 +96,16 @@ def trace_of(table: Table, folder: Path, seed: int = 0) -> TraceSource:
     """Return the trace of a table; a relative path starts at `folder` if the file is there."""
     kind = table.word("format", (*FORMATS, *FAMILIES, *_GENERATORS))
     output = table.flag("output", default=True)
-    ends = table.flag("ends", default=False)
+    sessions = {
+        "ends": table.flag("ends", default=False),
+        "reports": _of(table, "reports", Reports),
+        "tenants": _of(table, "tenants", Tenants),
+    }
     if kind not in FORMATS:
         generator = _generator(table, kind)
         table.close()
-        return TraceSource(Path(kind), kind, output, seed=seed, generator=generator, ends=ends)
+        source = TraceSource(Path(kind), kind, output, seed=seed, generator=generator)
+        return _checked(replace(source, **sessions))
     given = table.take("path")
     if not isinstance(given, str) or not given:
         raise ConfigError(f"trace.path is {shown(given)}, the name of a file wanted")
@@ -107,13 +117,12 @@ def trace_of(table: Table, folder: Path, seed: int = 0) -> TraceSource:
         hash_tokens=table.number("hash_tokens", _HASH_TOKENS, 1, 2**31 - 1),
         lenient=table.flag("lenient", default=False),
         tokenizer=table.text("tokenizer", "words"),
-        arrivals=_arrivals(table.table("arrivals")),
+        arrivals=_of(table, "arrivals", Arrivals),
         think_s=table.real("think_s", 10.0, 0, _MOST_THINK_S),
         seed=seed,
-        ends=ends,
     )
     table.close()
-    return source
+    return _checked(replace(source, **sessions))
 
 
 def _generator(table: Table, kind: str) -> Generator:
@@ -121,10 +130,21 @@ def _generator(table: Table, kind: str) -> Generator:
         return made("trace", Family, {"name": kind, **table.some("requests")})
     of = _GENERATORS[kind]
     stated = table.some(*plain(of, "arrivals"))
-    return made("trace", of, {**stated, "arrivals": _arrivals(table.table("arrivals"))})
+    return made("trace", of, {**stated, "arrivals": _of(table, "arrivals", Arrivals)})
 
 
-def _arrivals(table: Table) -> Arrivals:
-    stated = table.some(*plain(Arrivals))
+def _checked(source: TraceSource) -> TraceSource:
+    if source.reports.number and source.clients is not None:
+        raise ConfigError(
+            f"trace.reports.number is {source.reports.number} with {source.clients} clients that "
+            "wait for answers, but a tool reports before an arrival of the trace"
+        )
+    return source
+
+
+def _of(outer: Table, name: str, kind: type[Reports | Tenants | Arrivals]) -> Any:  # noqa: ANN401
+    """An object of the settings class that a table within the trace's states."""
+    table = outer.table(name)
+    stated = table.some(*plain(kind))
     table.close()
-    return made("trace.arrivals", Arrivals, stated)
+    return made(f"trace.{name}", kind, stated)

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Computed", "Record", "RequestRow", "RowWithAnswer", "RowWithEnd"]
+    from kvtrie.settings.scope import Scope
+
+__all__ = ["Computed", "More", "Record", "RequestRow", "RowWithMore"]
 
 RequestRow: TypeAlias = "tuple[int, NDArray[np.uint32], int, int, str | None]"
 """Arrival in ns, tokens as managers take them, tokens of prompt and answer, session."""
 
-RowWithEnd: TypeAlias = "tuple[int, NDArray[np.uint32], int, int, str | None, bool]"
-"""The same, and whether the session ends with it."""
 
-RowWithAnswer: TypeAlias = (
-    "tuple[int, NDArray[np.uint32], int, int, str | None, bool, NDArray[np.uint32]]"
-)
-"""The same, and the tokens of the answer, which are committed with the prompt."""
+class More(TypedDict, total=False):
+    """What a request may have in addition.
+
+    Attributes:
+        last: whether its session ends with it.
+        answer: the tokens of its answer, which are committed with the prompt.
+        scope: within which its blocks are shared, and its session named.
+        tool: when the tool that its session waits for ends, in ns, and its reports: when, and the
+            time left that it states, in thousandths of its time and of the time left.
+    """
+
+    last: bool
+    answer: NDArray[np.uint32]
+    scope: Scope
+    tool: tuple[int, list[tuple[int, int]]]
+
+
+RowWithMore: TypeAlias = "tuple[int, NDArray[np.uint32], int, int, str | None, More]"
+"""A request with more."""
 
 Computed: TypeAlias = tuple[int, int, list[int]]
 """Tokens computed, tokens of the match, blocks of the match that were computed again."""

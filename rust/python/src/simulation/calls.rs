@@ -42,7 +42,7 @@ fn move_row(order: &Handed) -> MoveRow {
 
 pub(super) fn call_row<'py>(py: Python<'py>, call: &Call) -> PyResult<Bound<'py, PyTuple>> {
     match call {
-        Call::Acquire { tokens, keep, reserve, layerwise, session, lease, now } => {
+        Call::Acquire { tokens, keep, reserve, layerwise, session, lease, now, .. } => {
             ("acquire", tokens, keep, reserve, layerwise, session, lease, now).into_pyobject(py)
         }
         Call::Moves(moves) => {
@@ -52,6 +52,7 @@ pub(super) fn call_row<'py>(py: Python<'py>, call: &Call) -> PyResult<Bound<'py,
         Call::Commit(lease, tokens, now) => ("commit", lease, tokens, now).into_pyobject(py),
         Call::Release(lease, now) => ("release", lease, now).into_pyobject(py),
         Call::End(session, now) => ("end", session, now).into_pyobject(py),
+        Call::Progress(session, eta, now) => ("progress", session, eta, now).into_pyobject(py),
         Call::Reserve(lease, tokens, fits, now) => {
             ("reserve", lease, tokens, fits, now).into_pyobject(py)
         }

@@ -48,7 +48,13 @@ impl Prefill {
         let session = request.session.as_deref();
         let keep = machine.find(&request.tokens, request.keep(service.keep, weight), now)?;
         let room = (keep, reserve);
-        let asked = machine.calls.acquire(&request.tokens, room, layerwise, session, now)?;
+        let asked = machine.calls.acquire(
+            &request.tokens,
+            room,
+            layerwise,
+            (&request.scope, session),
+            now,
+        )?;
         let Some(lease) = asked else { return Ok(None) };
         let manager = machine.calls.manager();
         let found = Found::of(&manager, lease, request.input)?;

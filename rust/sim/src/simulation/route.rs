@@ -3,7 +3,7 @@
 //! Invariant: a router that does not look at hits causes no lookup, unless its decisions are reported.
 //! Cost: that of the directory's answer.
 
-use kvtrie_core::Result;
+use kvtrie_core::{Error, Result, Scope};
 
 use super::{Server, Simulation};
 use crate::decision::{Backlog, Choice, Decision, Work};
@@ -15,6 +15,16 @@ use crate::router::Candidate;
 impl Simulation {
     /// A request is sent to a machine. Returns the decision, if decisions are reported.
     pub(super) fn arrive(&mut self, request: Request) -> Result<Option<Decision>> {
+        // Routers, peers and stores look prompts up without a scope.
+        let several = self.servers.len() > 1 || self.remote.is_some() || self.prefetches;
+        if several && request.scope != Scope::default() {
+            return Err(Error::config(format!(
+                "request {} has a scope, with {} machines, a store of theirs or prefetches on \
+                 arrival: requests with a scope need one machine without them",
+                request.id,
+                self.servers.len()
+            )));
+        }
         let candidates = self.candidates(&request)?;
         let here = self.router.route(&request, &candidates);
         let mut work = Work { tokens: request.input, compute: 0 };

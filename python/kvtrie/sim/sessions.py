@@ -1,0 +1,141 @@
+"""Sessions of a trace: whose they are, which request is the last one, and what tools report.
+
+Cost: one pass over the trace before it is played; a number per session is held, and one per request
+where tools report.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import put, real, whole
+from kvtrie.settings.scope import Scope
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from kvtrie.sim.readers.rows import More, RequestRow, RowWithMore
+
+__all__ = ["Reports", "Tenants", "last_ones", "with_sessions"]
+
+_MOST_REPORTS = 100
+_MOST_TENANTS = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """How tools report, between two requests of a session, when they will have ended.
+
+    A report is made at the start and after equal parts of the tool's time. The time left that it
+    states is the true one times a factor, whose logarithm is normal around 0.
+
+    Attributes:
+        number: reports of a tool; 0 for none.
+        error: standard deviation of the logarithm of the factor.
+    """
+
+    number: int = 0
+    error: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Check all."""
+        put(
+            self,
+            number=whole("number", self.number, 0, _MOST_REPORTS),
+            error=real("error", self.error, 0, 10),
+        )
+
+    def of(self, rng: random.Random) -> list[tuple[int, int]]:
+        """Draw the reports of a tool, as `More` has them."""
+        return [
+            (1000 * at // self.number, min(round(1000 * math.exp(rng.gauss(0, self.error))), 10**9))
+            for at in range(self.number)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Tenants:
+    """Tenants, to each of which every session of a trace belongs with equal probability.
+
+    Attributes:
+        number: how many; 0 for requests without a tenant, which share all blocks.
+        share_after: as in `Scope`; None for tenants that share nothing.
+
+    Raises:
+        ConfigError: `share_after` without tenants.
+    """
+
+    number: int = 0
+    share_after: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check all."""
+        put(self, number=whole("number", self.number, 0, _MOST_TENANTS))
+        if self.share_after is not None:
+            if not self.number:
+                raise ConfigError(f"share_after is {self.share_after} without tenants")
+            Scope(tenant=b"0", share_after=self.share_after)
+
+    def scope(self, session: str, seed: int) -> Scope | None:
+        """Return the scope of a session, if there are tenants."""
+        if not self.number:
+            return None
+        drawn = hashlib.blake2b(f"{seed}/{session}".encode(), digest_size=8).digest()
+        tenant = str(int.from_bytes(drawn, "big") % self.number).encode()
+        more = {} if self.share_after is None else {"share_after": self.share_after}
+        return Scope(tenant=tenant, **more)
+
+
+def last_ones(sessions: Iterable[str | None]) -> set[int]:
+    """Return the indices in a trace of the last request of each session.
+
+    Args:
+        sessions: of each request, in the trace's order; None for one without.
+    """
+    last = {session: at for at, session in enumerate(sessions) if session is not None}
+    return set(last.values())
+
+
+def with_sessions(
+    requests: Iterable[RequestRow],
+    once: Iterable[RequestRow],
+    *,
+    ends: bool,
+    reports: Reports,
+    tenants: Tenants,
+    seed: int,
+) -> Iterator[RowWithMore]:
+    """Yield each request with what is known of its session.
+
+    Args:
+        requests: in the order of arrival.
+        once: the same, to look ahead.
+        ends: whether a session's last request says so.
+        reports: of the tool before each next request of a session.
+        tenants: whose the sessions are; a request without a session is one.
+        seed: of what is drawn.
+    """
+    arrivals: list[int] = []
+    after: dict[int, int] = {}
+    newest: dict[str, int] = {}
+    for at, request in enumerate(once):
+        arrivals.append(request[0])
+        if (session := request[4]) is not None:
+            if session in newest:
+                after[newest[session]] = at
+            newest[session] = at
+    last = set(newest.values()) if ends else set[int]()
+    rng = random.Random(seed)  # noqa: S311 - a workload needs no secrecy
+    for at, request in enumerate(requests):
+        more: More = {"last": at in last}
+        if reports.number and at in after:
+            more["tool"] = (arrivals[after[at]], reports.of(rng))
+        scope = tenants.scope(f"{at}" if request[4] is None else request[4], seed)
+        if scope is not None:
+            more["scope"] = scope
+        yield (*request, more)
