@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvtrie import BlockManager, ConfigError, ModelShape, Scope, Tier
+from kvtrie import BlockManager, ConfigError, Demote, ModelShape, Scope, Tier
 from kvtrie.engines.server.why import Admitted, MissCounter
 
 pytest.importorskip("uvicorn", reason="the control socket needs uvicorn and starlette")
@@ -125,6 +125,23 @@ def test_what_an_owner_retains_leaves_what_the_session_retains():
         keep(4, owner="x" * 257)
     with pytest.raises(ConfigError, match="release has no 'owner'"):
         read_command("release", {"session": "a", "owner": "b"})
+
+
+def test_progress_of_a_tool_brings_its_session_from_disk_in_time(served):
+    engine, control = served
+    manager, text, scope = engine.manager, np.arange(48), Scope(tenant=b"s")
+    with manager.acquire(text, now=1, session="chat", scope=scope, keep=0) as lease:
+        lease.commit(text, now=1)
+    manager.hint([Demote(session="chat", scope=scope, tier="disk")], now=2)
+    for now in range(3, 9):
+        manager.complete(manager.moves().id, now=now)
+    assert manager.stats().tiers["disk"].copies == 3
+    body = {"session": "chat", "cache_salt": "s"}
+    for eta_s, loads in ((60, 0), (0, 3)):
+        assert ask(control, "POST", "/progress", {**body, "eta_s": eta_s})[0] == 202
+        engine.commands.apply(manager, "", 10)
+        assert manager.moves().dst.tolist() == [1] * loads
+    assert ask(control, "GET", "/stats")[1]["commands"]["failed"] == 0
 
 
 def test_at_most_64_commands_are_applied_per_step_and_1024_wait(served):
@@ -244,6 +261,10 @@ def test_each_data_parallel_rank_has_its_own_socket():
         ("/prefetch", {"tokens": [2**70]}, "at least one integer"),
         ("/prefetch", {"tokens": [[1], [2, 3]]}, "integers wanted"),
         ("/drop", {"session": "a"}, "drop is about tokens"),
+        ("/progress", {"session": "a"}, "eta_s is None"),
+        ("/progress", {"session": "a", "eta_s": -1}, "eta_s is -1"),
+        ("/progress", {"tokens": [1], "eta_s": 1}, "progress is about a session"),
+        ("/release", {"session": "a", "eta_s": 1}, "release has no 'eta_s'"),
         ("/release", {"session": "\ud800"}, "surrogates"),
         ("/release", b"{", "Expecting"),
         ("/release", b"[" * 100_000, "recursion"),

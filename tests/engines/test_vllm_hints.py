@@ -35,10 +35,14 @@ def test_actions_of_an_envelope_become_hints():
         action("kv.prefetch", {}),
         action("kv.prefetch", {"session_id": "next"}),
         action("kv.release", {"session_id": "old"}),
+        action("kv.progress", {"eta": 2.5}),
+        action("kv.progress", {"eta": 0, "session_id": "next"}),
     )
     assert advised.strange == []
     assert not advised.end
-    first, second, answers, owned, ahead, other, old = advised.hints
+    first, second, answers, owned, ahead, other, old, *tools = advised.hints
+    times = [(tool.session, tool.eta, tool.tier) for tool in tools]
+    assert times == [("chat", 2_500_000_000, "host"), ("next", 0, "host")]
     assert isinstance(first, Retain)
     assert (first.start, first.end, first.priority, first.owner) == (0, 32, 80, "chat")
     assert first.ttl == 60_000_000_000
@@ -70,6 +74,8 @@ def test_actions_of_an_envelope_become_hints():
         ("kv.retain", {"directives": [{"covers_output": True, "priority": 3, "end": 4}]}, "range"),
         ("kv.retain", {"directives": ["all"]}, "an object wanted"),
         ("kv.prefetch", {"session_id": 3}, "session"),
+        ("kv.progress", {}, "eta is None"),
+        ("kv.progress", {"eta": -1}, "eta is -1"),
     ],
 )
 def test_what_makes_no_sense_is_named_and_the_rest_counts(kind, payload, message):

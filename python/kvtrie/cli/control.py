@@ -41,6 +41,8 @@ def _ctl_arguments(parser: argparse.ArgumentParser) -> None:
         send.add_argument("--salt", metavar="TEXT", help="the cache_salt of its requests")
         if name == "retain":
             send.add_argument("--ranges", metavar="JSON", help='as a request has "retain"')
+        if name == "progress":
+            send.add_argument("--eta", metavar="S", type=float, help="seconds until it goes on")
         send.set_defaults(run=_send)
 
 
@@ -58,6 +60,8 @@ def _send(given: argparse.Namespace) -> int:
         body["tokens"] = json_of(text, "--tokens is no JSON")
     if getattr(given, "ranges", None) is not None:
         body["retain"] = json_of(given.ranges, "--ranges is no JSON")
+    if getattr(given, "eta", None) is not None:
+        body["eta_s"] = given.eta
     body = {name: value for name, value in body.items() if value is not None}
     sys.stdout.write(json.dumps(ask(given.socket, f"/{given.action}", json.dumps(body))) + "\n")
     return 0

@@ -17,8 +17,8 @@ import numpy as np
 
 from kvtrie.engines.server.request_hints import FAR, RetainedRange, read_ranges, session_name
 from kvtrie.errors import ConfigError, KvtrieError
-from kvtrie.settings.argument import few, shown, text, word
-from kvtrie.settings.hint import Prefetch, Release, Retain
+from kvtrie.settings.argument import few, real, shown, text, word
+from kvtrie.settings.hint import Prefetch, Progress, Release, Retain
 from kvtrie.settings.scope import Scope
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMANDS", "MOST_PER_STEP", "Command", "CommandQueue", "read_command"]
 
-Kind = Literal["release", "retain", "prefetch", "drop"]
-COMMANDS: tuple[Kind, ...] = ("release", "retain", "prefetch", "drop")
+Kind = Literal["release", "retain", "prefetch", "progress", "drop"]
+COMMANDS: tuple[Kind, ...] = ("release", "retain", "prefetch", "progress", "drop")
 """Names of commands."""
 
 MOST_PER_STEP = 64
@@ -38,7 +38,9 @@ MOST_PER_STEP = 64
 _MOST_WAITING = 1024
 _MOST_TOKENS = 1 << 20
 _MOST_TOKEN = 2**32 - 1
+_LONGEST_S = 1e9
 _HIGH = 80  # the priority of `retain` without ranges
+_MORE = {"retain": ("retain", "owner"), "progress": ("eta_s",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Command:
         salt: the `cache_salt` of the requests whose blocks are meant.
         ranges: what `retain` keeps.
         owner: the author of the ranges; None is the session.
+        eta_ns: time until the session's next request, of `progress`.
     """
 
     kind: Kind
@@ -60,12 +63,13 @@ class Command:
     salt: str
     ranges: tuple[RetainedRange, ...] = ()
     owner: str | None = None
+    eta_ns: int = 0
 
 
 def read_command(kind: str, body: object) -> Command:
     """Check a command: `{"session": ...}` or `{"tokens": [...]}`, with `cache_salt`.
 
-    `retain` has `retain` and `owner` as well.
+    `retain` has `retain` and `owner` as well, `progress` has `eta_s`.
 
     Args:
         kind: its name.
@@ -79,8 +83,7 @@ def read_command(kind: str, body: object) -> Command:
     if not isinstance(body, Mapping):
         raise ConfigError(f"the body is {shown(body)}, an object wanted")
     given = cast("Mapping[str, Any]", body)
-    more = ("retain", "owner") if kind == "retain" else ()
-    fields = ("session", "tokens", "cache_salt", *more)
+    fields = ("session", "tokens", "cache_salt", *_MORE.get(kind, ()))
     if strange := [shown(key) for key in given if key not in fields]:
         raise ConfigError(f"{kind} has no {', '.join(strange)}: {', '.join(fields)}")
     named = [name for name in ("session", "tokens") if given.get(name) is not None]
@@ -88,6 +91,8 @@ def read_command(kind: str, body: object) -> Command:
         raise ConfigError(f"{kind} is about one of session, tokens, not {len(named)} of them")
     if kind == "drop" and named == ["session"]:
         raise ConfigError("drop is about tokens: release a session, and its blocks leave first")
+    if kind == "progress" and named == ["tokens"]:
+        raise ConfigError("progress is about a session: tokens have no tool that runs")
     session = None if given.get("session") is None else text("session", given["session"])
     ranges = (RetainedRange(0, FAR, _HIGH, None),)
     if given.get("retain") is not None:
@@ -95,7 +100,10 @@ def read_command(kind: str, body: object) -> Command:
     salt = text("cache_salt", given.get("cache_salt") or "")
     tokens = None if session is not None else _tokens(given["tokens"])
     owner = None if given.get("owner") is None else session_name("owner", given["owner"])
-    return Command(kind, session, tokens, salt, ranges if kind == "retain" else (), owner)
+    eta = 0
+    if kind == "progress":
+        eta = round(real("eta_s", given.get("eta_s"), 0, _LONGEST_S) * 1e9)
+    return Command(kind, session, tokens, salt, ranges if kind == "retain" else (), owner, eta)
 
 
 def _tokens(given: object) -> NDArray[np.uint32]:
@@ -193,6 +201,9 @@ def _apply(manager: BlockManager, command: Command, scope: Scope, now: int) -> N
         manager.hint([Release(**about)], now=now)
     elif command.kind == "prefetch":
         manager.hint([Prefetch(tier="host", **about)], now=now)
+    elif command.kind == "progress" and command.session is not None:
+        hint = Progress(session=command.session, eta=command.eta_ns, tier="host", scope=scope)
+        manager.hint([hint], now=now)
     elif command.kind == "retain":
         for each in command.ranges:
             end = None if each.last == FAR else each.last

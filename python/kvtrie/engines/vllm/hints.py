@@ -1,8 +1,8 @@
 """Hints of a vLLM request: its priority, its ranges and its envelope, as hints of the manager.
 
 vLLM carries an envelope `kv_hints` of actions, each with a type, a version and a payload, and does
-not interpret them. Three types are supported: `kv.retain`, `kv.release` (also called
-`kv.deref`) and `kv.prefetch`, of version 1.
+not interpret them. Four types are supported: `kv.retain`, `kv.release` (also called
+`kv.deref`), `kv.prefetch` and `kv.progress`, of version 1.
 Invariant: a hint is soft; an invalid action is named in `strange`, and the others apply. Cost:
 a hint per action and range, once per request.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from kvtrie.engines.server.request_hints import FAR, MOST_RANGES, RetainedRange, session_name
 from kvtrie.errors import ConfigError, KvtrieError
 from kvtrie.settings.argument import few, flag, real, shown
-from kvtrie.settings.hint import Prefetch, Release, Retain
+from kvtrie.settings.hint import Prefetch, Progress, Release, Retain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,6 +34,7 @@ __all__ = ["EnvelopeHints", "envelope_hints", "envelope_ranges", "priority_hint"
 
 _PLAIN, _HIGHEST = 35, 100
 _ITS_OWN = "the session of the request"  # if the caller does not know its name
+_SERVED = ("kv.retain", "kv.prefetch", "kv.progress")
 _RELEASES = ("kv.release", "kv.deref")
 _RANGE = ("start", "end", "priority", "duration", "covers_output")
 _MOST_ACTIONS = 64
@@ -116,8 +117,8 @@ def _serve(
     session: str | None,
 ) -> None:
     kind, version = str(action.action_type), str(action.action_version)
-    if kind not in ("kv.retain", "kv.prefetch", *_RELEASES):
-        raise ConfigError(f"no such action: kv.retain, kv.prefetch and {_RELEASES[0]} are served")
+    if kind not in (*_SERVED, *_RELEASES):
+        raise ConfigError(f"no such action: {', '.join(_SERVED)} and {_RELEASES[0]} are served")
     if version.partition(".")[0] != "1":
         raise ConfigError(f"version {shown(version)}: version 1 is served")
     payload = cast("Mapping[str, Any]", action.payload)
@@ -127,6 +128,10 @@ def _serve(
         # All or nothing: a range that makes no sense takes its action along.
         rows = few("directives", payload.get("directives") or (), MOST_RANGES)
         advice.hints += [_retain(row, tokens, scope, owner, session) for row in rows]
+        return
+    if kind == "kv.progress":
+        _check_keys(payload, ("session_id", "eta"))
+        advice.hints.append(_progress(payload, scope, session))
         return
     _check_keys(payload, ("session_id",))
     named = _session("session_id", payload.get("session_id"))
@@ -139,6 +144,14 @@ def _serve(
         advice.end = True
     else:
         advice.hints.append(Release(session=named, scope=scope))
+
+
+def _progress(payload: Mapping[str, Any], scope: Scope | None, session: str | None) -> Progress:
+    named = _session("session_id", payload.get("session_id")) or session
+    if named is None:
+        raise ConfigError("neither the request nor the action names a session")
+    eta = timedelta(seconds=real("eta", payload.get("eta"), 0, _LONGEST_S))
+    return Progress(session=named, eta=eta, tier="host", scope=scope)
 
 
 def _session(name: str, given: object) -> str | None:
