@@ -9,7 +9,7 @@ import inspect
 import textwrap
 from importlib import import_module
 
-from kvtrie.engines.vllm.surface import members
+from kvtrie.engines.server.surface_check import members
 
 HEAD = "# Written by tests/served/stubs.py out of the installed package: do not edit."
 PLAIN = ("bool", "bytes", "dict", "float", "int", "list", "memoryview", "object", "set", "str")

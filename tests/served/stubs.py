@@ -16,9 +16,9 @@ import shutil
 import sys
 from pathlib import Path
 
-import surface_sglang
 from stub_module import StubModule
 
+from kvtrie.engines.sglang import surface as surface_sglang
 from kvtrie.engines.vllm import surface as surface_vllm
 
 TYPINGS = Path(__file__).parents[2] / "typings"

@@ -12,11 +12,12 @@ import stubs
 import vllm
 
 import kvtrie
+from kvtrie.engines.server import surface_check
 from kvtrie.engines.server.signatures import signature_of
+from kvtrie.engines.server.surface_check import missing_names, refused_signatures
 from kvtrie.engines.vllm import surface as surface_vllm
-from kvtrie.engines.vllm import version_check
 from kvtrie.engines.vllm.calls import CALLS, OURS
-from kvtrie.engines.vllm.surface import SINCE, VERSIONS, missing_names, refused_signatures
+from kvtrie.engines.vllm.surface import SINCE, VERSIONS
 
 MINOR = ".".join(vllm.__version__.split(".")[:2])
 LACKING = frozenset().union(
@@ -26,7 +27,7 @@ LACKING = frozenset().union(
 
 
 def test_this_version_lacks_exactly_the_listed_names():
-    assert missing_names() | set(refused_signatures()) == LACKING
+    assert missing_names(surface_vllm) | set(refused_signatures(surface_vllm)) == LACKING
 
 
 def called(module, name):
@@ -49,7 +50,7 @@ def test_each_listed_call_has_its_arguments(module, name):
     calls = set(CALLS.get((module, name), ()))
     if (module, name) in OURS:
         ours, kind = OURS[module, name]
-        calls |= set(vars(getattr(import_module(f"kvtrie.engines.vllm.{ours}"), kind)))
+        calls |= set(vars(getattr(import_module(ours), kind)))
     if name == "EngineCore":  # `watch` passes on whatever arguments come
         calls |= set(import_module("kvtrie.engines.vllm.watch").WATCHED)
     assert called(module, name) <= calls
@@ -67,7 +68,7 @@ def test_a_changed_signature_is_refused(monkeypatch):
 
     monkeypatch.setattr(CachePolicy, "touch", touch)
     monkeypatch.setattr(TransferResult, "__init__", made)
-    assert set(refused_signatures()) - LACKING == {
+    assert set(refused_signatures(surface_vllm)) - LACKING == {
         "vllm.v1.kv_offload.cpu.policies.base.CachePolicy.touch",
         "vllm.v1.kv_offload.base.TransferResult.__init__",
     }
@@ -89,7 +90,7 @@ def test_an_unknown_version_warns_of_missing_names(monkeypatch):
     lines = []
     # Servers that other tests start set the level of vLLM's loggers.
     log = SimpleNamespace(warning=lambda line, *values: lines.append(line % values))
-    monkeypatch.setattr(version_check, "_LOG", log)
+    monkeypatch.setattr(surface_check, "logging", SimpleNamespace(getLogger=lambda _: log))
     monkeypatch.setattr(vllm, "__version__", "0.99.1")
     monkeypatch.delattr("vllm.v1.kv_cache_interface.MLAAttentionSpec")
     assert kvtrie.engines.vllm.KvtrieConnector is KvtrieConnector

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from kvtrie.engines.server.startup import OpenTier, log_startup, startup_line, startup_warnings
+from kvtrie.engines.server.surface_check import warn
+from kvtrie.engines.sglang import surface
 from kvtrie.engines.sglang.radix import KvtrieRadixCache
 from kvtrie.errors import ConfigError
 from kvtrie.settings.argument import shown
@@ -33,6 +36,7 @@ def radix_cache_of(context: TreeCacheBuildContext) -> KvtrieRadixCache:
     Raises:
         ConfigError: a model or a setting that the cache does not serve.
     """
+    warn(surface, version("sglang"))
     for what, present in (
         (
             "models whose layers all have sliding windows",

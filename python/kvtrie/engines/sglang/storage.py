@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,8 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from kvtrie.engines.server.boundary import Boundary
 from kvtrie.engines.server.startup import OpenTier, log_startup, startup_line, startup_warnings
+from kvtrie.engines.server.surface_check import warn
+from kvtrie.engines.sglang import surface
 from kvtrie.engines.sglang.host_pools import POOLS, PoolPages, memory_of
 from kvtrie.engines.sglang.pages import PageSettings, PoolSize
 from kvtrie.engines.sglang.weights import identity, watch
@@ -57,6 +60,7 @@ class KvtrieHiCache(HiCacheStorage):
     """
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: Any = None) -> None:  # noqa: ANN401, ARG002
+        warn(surface, version("sglang"))
         self._settings = PageSettings.read(storage_config.extra_config or {})
         ranks, on_disk = storage_config.tp_size, self._settings.store is None
         # Of latent KV, SGLang writes the pages of one rank, which are those of all.

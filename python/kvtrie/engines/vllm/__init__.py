@@ -11,7 +11,7 @@ connector --> scheduler --> matching, admission --> misses      decisions about 
     |       +--> step_copies --> device_reports
     +--> weights --> held_adapters, layout_check, start_options --> excluded      stored KV's name
 disk_tier --> offloading --> board      vLLM's own offloading with our disk below
-version_check --> surface --> calls
+surface --> calls                                     what is used of vLLM
 connector, disk_tier --> data_parallel            the part of a disk that a rank has
 middleware --> prompt_lengths --> asgi      hints out of HTTP requests, in the HTTP server's process
     +--> served_settings
@@ -33,6 +33,8 @@ __all__ = ["KvtrieConnector"]  # pyright: ignore[reportUnsupportedDunderAll] - s
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a class that vLLM's own base makes
     if name == "KvtrieConnector":
-        version_check = import_module("kvtrie.engines.vllm.version_check")
-        return version_check.load_connector("kvtrie.engines.vllm.connector", name)
+        surface = import_module("kvtrie.engines.vllm.surface")
+        check = import_module("kvtrie.engines.server.surface_check")
+        version = str(import_module("vllm").__version__)
+        return check.load_class(surface, version, "kvtrie.engines.vllm.connector", name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,21 +11,28 @@ __all__ = ["CALLS", "OURS"]
 
 _V1 = "vllm.distributed.kv_transfer.kv_connector.v1"
 _OFFLOAD = "vllm.v1.kv_offload"
+_MINE = "kvtrie.engines.vllm."
 _NAMED = "name, module_path, class_name"
 
-OURS = {
-    (f"{_V1}.base", "KVConnectorBase_V1"): ("connector", "KvtrieConnector"),
-    (f"{_V1}.base", "SupportsHMA"): ("connector", "KvtrieConnector"),
-    (f"{_V1}.base", "KVConnectorWorkerMetadata"): ("connector", "_News"),
-    (f"{_V1}.metrics", "KVConnectorStats"): ("vllm_metrics", "KvtrieStats"),
-    (f"{_V1}.metrics", "KVConnectorPromMetrics"): ("vllm_metrics", "KvtrieProm"),
-    (f"{_OFFLOAD}.base", "OffloadingWorker"): ("offloading", "NamedWorker"),
-    (f"{_OFFLOAD}.cpu.policies.base", "CachePolicy"): ("cache_policy", "KvtrieCachePolicy"),
-    (f"{_OFFLOAD}.tiering.base", "SecondaryTierManager"): ("disk_tier", "KvtrieDiskTier"),
-    (f"{_OFFLOAD}.tiering.spec", "TieringOffloadingSpec"): ("offloading", "KvtrieOffloadingSpec"),
+OURS: dict[tuple[str, str], tuple[str, str]] = {
+    (f"{_V1}.base", "KVConnectorBase_V1"): (_MINE + "connector", "KvtrieConnector"),
+    (f"{_V1}.base", "SupportsHMA"): (_MINE + "connector", "KvtrieConnector"),
+    (f"{_V1}.base", "KVConnectorWorkerMetadata"): (_MINE + "connector", "_News"),
+    (f"{_V1}.metrics", "KVConnectorStats"): (_MINE + "vllm_metrics", "KvtrieStats"),
+    (f"{_V1}.metrics", "KVConnectorPromMetrics"): (_MINE + "vllm_metrics", "KvtrieProm"),
+    (f"{_OFFLOAD}.base", "OffloadingWorker"): (_MINE + "offloading", "NamedWorker"),
+    (f"{_OFFLOAD}.cpu.policies.base", "CachePolicy"): (
+        _MINE + "cache_policy",
+        "KvtrieCachePolicy",
+    ),
+    (f"{_OFFLOAD}.tiering.base", "SecondaryTierManager"): (_MINE + "disk_tier", "KvtrieDiskTier"),
+    (f"{_OFFLOAD}.tiering.spec", "TieringOffloadingSpec"): (
+        _MINE + "offloading",
+        "KvtrieOffloadingSpec",
+    ),
 }
 
-CALLS = {
+CALLS: dict[tuple[str, str], dict[str, str]] = {
     (f"{_V1}.base", "KVConnectorBase_V1"): {
         "__init__": "vllm_config, role, kv_cache_config",
         "bind_connector_metadata": "connector_metadata",

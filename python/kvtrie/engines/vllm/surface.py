@@ -7,25 +7,23 @@ arguments of calls.
 
 from __future__ import annotations
 
-import inspect
-from importlib import import_module
-from typing import Any
-
-from kvtrie.engines.server.signatures import refused_calls, refused_overrides
 from kvtrie.engines.vllm.calls import CALLS, OURS
 
 __all__ = [
+    "CALLS",
+    "ENGINE",
+    "LOG",
     "NAMES",
+    "OURS",
     "OVERRIDDEN",
     "SINCE",
     "USED",
     "VERSIONS",
-    "members",
-    "missing_names",
-    "refused_signatures",
 ]
 
-VERSIONS = ("0.30", "0.31", "0.32", "0.33")
+ENGINE = "vLLM"
+LOG = "vllm.kvtrie"
+VERSIONS: tuple[str, ...] = ("0.30", "0.31", "0.32", "0.33")
 
 _V1 = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 _EVENTS = "vllm.distributed.kv_events"
@@ -65,7 +63,7 @@ OVERRIDDEN = (
 )
 """Methods of the connector that vLLM calls."""
 
-USED = {
+USED: dict[tuple[str, str], tuple[str, ...]] = {
     (_V1, "KVConnectorBase_V1"): (
         "__init__",
         *OVERRIDDEN,
@@ -364,7 +362,7 @@ USED = {
     ("vllm.v1.attention.backends.cpu_attn", "CPUAttentionBackendImpl"): ("do_kv_cache_update",),
 }
 
-NAMES = (
+NAMES: tuple[tuple[str, str], ...] = (
     ("vllm", "__version__"),
     ("vllm.distributed.kv_events", "MEDIUM_CPU"),
     ("vllm.distributed.kv_events", "MEDIUM_STORAGE"),
@@ -410,56 +408,3 @@ SINCE = {
     "0.33": frozenset({f"{_V1}.KVConnectorBase_V1.unregister_kv_caches"}),
 }
 """Names by the version that brought them."""
-
-
-def members(kind: type) -> set[str]:
-    """Names of a class: attributes, annotated fields, and what its methods set on `self`."""
-    names = set(dir(kind))
-    for base in kind.__mro__[:-1]:
-        names |= set(inspect.get_annotations(base))
-        try:
-            source = inspect.getsource(base)
-        except (OSError, TypeError):
-            continue
-        names |= {part.split(":")[0].split(" ")[0] for part in source.split("self.")[1:]}
-    return names
-
-
-def missing_names() -> frozenset[str]:
-    """Return the listed names that the installed vLLM lacks, with their modules."""
-    missing: set[str] = set()
-    for (module, name), used in USED.items():
-        kind = _find(module, name)
-        if kind is None:
-            missing.add(f"{module}.{name}")
-        else:
-            missing |= {f"{module}.{name}.{each}" for each in set(used) - members(kind)}
-    missing |= {f"{module}.{name}" for module, name in NAMES if _find(module, name) is None}
-    return frozenset(missing)
-
-
-def refused_signatures() -> dict[str, str]:
-    """Return the listed calls that the installed vLLM or kvtrie refuses, with both signatures."""
-    refused: dict[str, dict[str, str]] = {}
-    for (module, name), calls in CALLS.items():
-        owner = _find(module, name) if name else _module(module)
-        where = f"{module}.{name}" if name else module
-        refused[where] = {} if owner is None else refused_calls(owner, calls)
-    for (module, name), (ours, kind) in OURS.items():
-        base, mine = _find(module, name), _find(f"{__package__}.{ours}", kind)
-        if base is not None and mine is not None:
-            refused.setdefault(f"{module}.{name}", {}).update(
-                refused_overrides(mine, base, USED[module, name])
-            )
-    return {f"{where}.{name}": why for where, whys in refused.items() for name, why in whys.items()}
-
-
-def _module(module: str) -> Any:  # noqa: ANN401 - a module or None
-    try:
-        return import_module(module)
-    except Exception:  # noqa: BLE001 - a module that cannot be imported has no name
-        return None
-
-
-def _find(module: str, name: str) -> Any:  # noqa: ANN401 - a class, function or constant
-    return getattr(_module(module), name, None)

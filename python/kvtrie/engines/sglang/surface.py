@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+__all__ = ["CALLS", "ENGINE", "LOG", "NAMES", "OURS", "OVERRIDDEN", "USED", "VERSIONS"]
+
+ENGINE = "SGLang"
+LOG = "sglang.srt.kvtrie"
+VERSIONS: tuple[str, ...] = ("0.5.23",)
+
 _CACHE = "sglang.srt.mem_cache"
 _BASE = f"{_CACHE}.base_prefix_cache"
 _STORAGE = f"{_CACHE}.hicache_storage"
@@ -55,7 +61,13 @@ OVERRIDDEN = {
 }
 """Methods of our classes that SGLang calls, by the base that has them."""
 
-USED = {
+OURS: dict[tuple[str, str], tuple[str, str]] = {
+    (f"{_CACHE}.radix_cache", "RadixCache"): ("kvtrie.engines.sglang.radix", "KvtrieRadixCache"),
+    (_STORAGE, "HiCacheStorage"): ("kvtrie.engines.sglang.storage", "KvtrieHiCache"),
+}
+"""The classes of kvtrie that SGLang calls, by the base that they have."""
+
+USED: dict[tuple[str, str], tuple[str, ...]] = {
     **OVERRIDDEN,
     (f"{_CACHE}.radix_cache", "RadixCache"): (
         *OVERRIDDEN[f"{_CACHE}.radix_cache", "RadixCache"],
@@ -197,7 +209,7 @@ USED = {
     ("sglang.srt.distributed.parallel_state", "GroupCoordinator"): ("world_size", "cpu_group"),
 }
 
-NAMES = (
+NAMES: tuple[tuple[str, str], ...] = (
     (f"{_CACHE}.registry", "get_radix_cache_factory"),
     (f"{_CACHE}.registry", "register_radix_cache_backend"),
     ("sglang.srt.distributed.parallel_state", "get_world_group"),
@@ -210,7 +222,7 @@ NAMES = (
 _MAMBA = f"{_CACHE}.unified_cache.components.mamba"
 _SWA = f"{_CACHE}.allocator.swa"
 
-CALLS = {
+CALLS: dict[tuple[str, str], dict[str, str]] = {
     (f"{_CACHE}.radix_cache", "RadixCache"): {
         "lock": "node",
         "unlock": "lock",

@@ -1,4 +1,4 @@
-"""A version of vLLM that is not tested warns, with the names that it lacks."""
+"""A version of an engine that is not tested warns, with the names that it lacks."""
 
 import logging
 import sys
@@ -6,7 +6,8 @@ from types import ModuleType
 
 import pytest
 
-from kvtrie.engines.vllm import surface, version_check
+from kvtrie.engines.server import surface_check
+from kvtrie.engines.vllm import surface
 from kvtrie.errors import ConfigError
 
 
@@ -25,7 +26,8 @@ def other_vllm(monkeypatch):
         monkeypatch.setattr(surface, "NAMES", (("vllm", "__version__"),))
         monkeypatch.setattr(surface, "CALLS", calls)
         monkeypatch.setattr(surface, "OURS", {})
-        return version_check.load_connector("ours", "Connector")
+        monkeypatch.setattr(surface_check, "_WARNED", set())
+        return surface_check.load_class(surface, version, "ours", "Connector")
 
     return made
 
