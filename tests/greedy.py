@@ -158,6 +158,7 @@ REQUIRED = {
         "commit_many": {"lease_ids": [], "tokens": []},
         "complete": {"ids": []},
         "expected_sessions": {},
+        "sort_versions": {"keep": [], "blocks": 0},
         "cost": {"layer": 0, "block": 0, "session_blocks": 1, "context": 0},
         "evict": {"count": 0},
         "evictions": {},

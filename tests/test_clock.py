@@ -38,6 +38,7 @@ OF_MANAGER = {
     "evict": lambda m, _, now: m.evict(0, now=now),
     "explain": lambda m, _, now: m.explain(m.lookup(tokens(2), now=0).handles[0], now=now),
     "explain_miss": lambda m, _, now: m.explain_miss(tokens(2), now=now),
+    "sort_versions": lambda m, _, now: m.sort_versions([], blocks=9, now=now),
     "flush": lambda m, _, now: m.flush(now=now),
     "hint": lambda m, _, now: m.hint([], now=now),
     "index": lambda m, _, now: m.index(now=now),

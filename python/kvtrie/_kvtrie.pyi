@@ -721,6 +721,40 @@ class BlockManager:
                 then. A lease or a session that is not there is no error but answered "rejected".
         """
 
+    def sort_versions(
+        self,
+        keep: Iterable[str],
+        retire: Iterable[str] = (),
+        others: Literal["keep", "retire", "drop"] = "keep",
+        *,
+        blocks: int,
+        now: int,
+        start: int | None = None,
+    ) -> tuple[int | None, int, int]:
+        """Visit some blocks, and keep, retire or drop each by the version of its scope.
+
+        A version is the part of `Scope.lora` before its first space, such as a digest of weights.
+        Retired blocks leave before all others, whatever hints say of them, until a request uses
+        them or their version is kept again. Blocks that a lease, a move, a pin or a child needs are
+        not dropped. A pass over all blocks is a call without `start`, and one per place returned.
+        The cost of a call depends on `blocks` alone.
+
+        Args:
+            keep: versions whose blocks leave as their hints and policies say.
+            retire: versions whose blocks leave first.
+            others: what becomes of blocks of other versions.
+            blocks: the number of blocks to visit.
+            now: the time.
+            start: where the pass goes on; None for its first call.
+
+        Returns:
+            Where the next call of the pass begins, None after the last one; the number of blocks
+            that were retired, kept again or dropped; and of those in use that are to be dropped.
+
+        Raises:
+            ConfigError: a version that is not a str, another word, or a number out of range.
+        """
+
     def expected_sessions(
         self, limit: int | None = None, *, now: int, scope: Scope | None = None
     ) -> list[tuple[str, float]]:

@@ -25,7 +25,8 @@ class Scope:
 
     Attributes:
         tenant: salt of the tenant; two tenants never share.
-        lora: name of the adapter; two adapters never share.
+        lora: name of the adapter; two adapters never share. The part before its first space is
+            the version of the weights, by which `BlockManager.sort_versions` drops blocks.
         extra: pairs of token offset and digest of an input at that token that is no token, an
             image say. Sequences share everything before the first digest in which they differ.
         structure: "leaf-only" where the engine reuses prefixes only, "holes" where it can

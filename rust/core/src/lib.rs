@@ -61,8 +61,8 @@ pub use manager::{
     Acquire, Action, Asked, BlockEvent, BlockEventKind, BlockTokens, Cause, Committed, Contents,
     Copy, DropOrder, Event, Eviction, ExpectedSession, Explanation, Failed, Groups, Lease,
     LoadMode, MOST_FAILED, Manager, Mark, Match, MatchedBlock, Miss, MissBranch, MissCause, Move,
-    MoveKind, Occupancy, OpenMiss, Outcome, PinId, Plan, Reason, RequestStats, Row, Settings, Span,
-    TierStats, TierTimes, Unpriced,
+    MoveKind, Occupancy, OpenMiss, Outcome, PinId, Plan, Reason, RequestStats, Row, Settings,
+    SortedVersions, Span, TierStats, TierTimes, Unpriced, VersionFate,
 };
 pub use plan::pipeline::finish as pipeline_finish;
 pub use policy::NAMES as POLICIES;

@@ -48,6 +48,7 @@ use crate::transfer::Moves;
 use crate::trie::Trie;
 
 pub use crate::transfer::{Move, MoveKind};
+pub use hints::versions::{SortedVersions, VersionFate};
 pub use kinds::{Action, Cause, LoadMode, Reason, Span};
 pub use meter::block_event::{BlockEvent, BlockEventKind, BlockTokens};
 pub use meter::contents::Contents;

@@ -33,5 +33,6 @@ mod suspend;
 mod tails;
 mod tenants;
 mod transit;
+mod versions;
 mod victims;
 mod write;

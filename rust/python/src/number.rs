@@ -140,6 +140,7 @@ types! {
     Limit("limit") = count() usize;
     SharedBlocks("shared") = count() usize;
     Count("count") = count() usize;
+    Blocks("blocks") = small(u32::MAX) u32;
     Clients("clients") = count() usize;
     Running("running") = count() usize;
     Tokens("tokens") = count() usize;

@@ -20,6 +20,7 @@ mod progress;
 mod quota;
 mod release;
 mod retain;
+pub(super) mod versions;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

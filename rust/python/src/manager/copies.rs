@@ -1,6 +1,8 @@
 //! Copies of blocks in a manager: conversions of the calls that change or list what tiers hold.
 
-use kvtrie_core::{Manager, Place};
+use std::collections::BTreeMap;
+
+use kvtrie_core::{Manager, Place, VersionFate};
 use numpy::PyArray1;
 use pyo3::prelude::*;
 
@@ -10,9 +12,18 @@ use crate::hint::HintReply;
 use crate::index::Index;
 use crate::manager::{BlockManager, blocks_of};
 use crate::mark::times;
-use crate::number::{self, Count, First, LayerTime, Limit, Now, Pin, Ready, shown};
+use crate::memory::items;
+use crate::number::{self, Blocks, Count, First, LayerTime, Limit, Now, Pin, Ready, shown, small};
 use crate::record::{Committed, Unpriced};
+use crate::text::{choice, text};
 use crate::tokens::{Sequences, Tokens};
+
+/// Fates of blocks by name.
+const FATES: [(&str, VersionFate); 3] =
+    [("keep", VersionFate::Keep), ("retire", VersionFate::Retire), ("drop", VersionFate::Drop)];
+
+/// Limit of versions per call.
+const MOST_VERSIONS: usize = 1 << 16;
 
 #[pymethods]
 impl BlockManager {
@@ -153,6 +164,32 @@ impl BlockManager {
         let all = crate::hint::hints(hints, &self.shared)?;
         let replies = self.shared.long(hints.py(), |manager| manager.hint(&all, now.0))?;
         Ok(replies.into_iter().map(HintReply::from).collect())
+    }
+
+    /// Visits blocks, and keeps, retires or drops them by the versions of their scopes.
+    #[pyo3(signature = (keep, retire=None, others=None, *, blocks, now, start=None))]
+    #[pyo3(text_signature = "($self, keep, retire=(), others='keep', *, blocks, now, start=None)")]
+    fn sort_versions(
+        &self,
+        keep: &Bound<'_, PyAny>,
+        retire: Option<&Bound<'_, PyAny>>,
+        others: Option<&Bound<'_, PyAny>>,
+        blocks: Blocks,
+        now: Now,
+        start: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<(Option<u32>, u64, u64)> {
+        let others =
+            others.map_or(Ok(VersionFate::Keep), |given| choice(given, "others", &FATES))?;
+        let start = start.map(|given| small(given, "start", u32::MAX)).transpose()?;
+        let mut fates = BTreeMap::new();
+        for (given, fate) in [(Some(keep), VersionFate::Keep), (retire, VersionFate::Retire)] {
+            let read = |_, given: Bound<'_, PyAny>| text(&given, "a version").map(str::to_owned);
+            let all = given.map(|given| items(given, MOST_VERSIONS, "versions", read));
+            fates.extend(all.transpose()?.unwrap_or_default().into_iter().map(|one| (one, fate)));
+        }
+        let from = (start, blocks.0);
+        let sort = |manager: &mut Manager| manager.sort_versions(&fates, others, from, now.0);
+        self.shared.call(keep.py(), sort).map(|sorted| (sorted.next, sorted.changed, sorted.kept))
     }
 
     /// The sessions that wait and are likeliest to go on soon, each with its learned rate.

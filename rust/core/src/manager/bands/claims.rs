@@ -41,6 +41,14 @@ struct HintedBlock {
     /// The strongest claim.
     first: Option<Claim>,
     released: bool,
+    /// Whether it has that mark whatever is claimed.
+    retired: bool,
+}
+
+impl HintedBlock {
+    fn is_unhinted(&self) -> bool {
+        self.first.is_none() && !self.released && !self.retired
+    }
 }
 
 /// Claims by block and owner, with their indexes.
@@ -68,11 +76,16 @@ impl Claims {
     /// The strongest claim on a block; of equals the one that lasts longest.
     pub(crate) fn strongest(&self, block: BlockId) -> Option<(Priority, Option<Nanos>)> {
         let hinted = self.hinted.get(&block)?;
-        hinted.first.or_else(|| hinted.released.then_some((RELEASED, None)))
+        let released = hinted.released || hinted.retired;
+        let first = hinted.first.filter(|_| !hinted.retired);
+        first.or_else(|| released.then_some((RELEASED, None)))
     }
 
     /// The priority of a block at a time that may be later than the last expiry.
     pub(crate) fn priority_at(&self, block: BlockId, now: Nanos) -> Priority {
+        if self.hinted.get(&block).is_some_and(|hinted| hinted.retired) {
+            return RELEASED;
+        }
         let from = (block, STRONGEST, Arc::from(""));
         let mine = self.ranks.range(from..).take_while(|rank| rank.0 == block);
         let mut alive = mine.map(|rank| rank.1.0).filter(|&(_, until)| until > now);
@@ -149,10 +162,23 @@ impl Claims {
                 (priority, (until < Nanos::MAX).then_some(until))
             });
         }
-        if hinted.first.is_none() && !hinted.released {
+        if hinted.is_unhinted() {
             self.hinted.remove(&block);
         }
         true
+    }
+
+    /// Marks a block as released whatever is claimed, or ends that; whether this was a change.
+    pub(crate) fn retire(&mut self, block: BlockId, retired: bool) -> bool {
+        if !retired && !self.hinted.contains_key(&block) {
+            return false;
+        }
+        let hinted = self.hinted.entry(block).or_default();
+        let before = std::mem::replace(&mut hinted.retired, retired);
+        if hinted.is_unhinted() {
+            self.hinted.remove(&block);
+        }
+        before != retired
     }
 
     /// Marks a block as released, until it is used again.
@@ -163,7 +189,7 @@ impl Claims {
     /// Removes the mark of a block that is used. Returns whether it had one.
     pub(crate) fn used(&mut self, block: BlockId) -> bool {
         let Some(hinted) = self.hinted.get_mut(&block) else { return false };
-        let released = std::mem::take(&mut hinted.released);
+        let released = std::mem::take(&mut hinted.released) | std::mem::take(&mut hinted.retired);
         if hinted.first.is_none() {
             self.hinted.remove(&block);
         }
@@ -179,7 +205,7 @@ impl Claims {
     /// Removes the claims and the mark of a block that leaves the trie.
     pub(crate) fn forget(&mut self, block: BlockId) {
         let Some(hinted) = self.hinted.get_mut(&block) else { return };
-        hinted.released = false;
+        (hinted.released, hinted.retired) = (false, false);
         let none = hinted.first.is_none();
         // The next owner of the block follows its predecessor in the table's order.
         let mut owner: Arc<str> = Arc::from("");
@@ -226,7 +252,7 @@ impl Claims {
             }
         }
         for (block, hinted) in &self.hinted {
-            if hinted.first.is_none() && !hinted.released {
+            if hinted.is_unhinted() {
                 broken.push(format!("block {block} is hinted without a claim"));
             }
             if hinted.first.map(strength) != first.remove(block) {
