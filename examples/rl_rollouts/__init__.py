@@ -1,0 +1,1 @@
+"""A trainer that samples rollouts with kvtrie between updates of the weights."""
