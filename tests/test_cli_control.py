@@ -52,7 +52,8 @@ def test_ctl_reads_counters_and_queues_commands(served, capsys, monkeypatch):
     ranges = '[{"priority": 90}]'
     assert run(capsys, "ctl", path, "retain", "--tokens", "-", "--ranges", ranges)[0] == 0
     assert run(capsys, "ctl", path, "drop", "--tokens", "[1]", "--salt", "s")[0] == 0
-    assert len(engine.commands) == 3
+    assert run(capsys, "ctl", path, "reset")[0] == 0
+    assert len(engine.commands) == 4
 
 
 def test_errors_of_the_server_and_of_the_path_are_one_line(served, capsys, tmp_path):

@@ -144,6 +144,14 @@ def test_progress_of_a_tool_brings_its_session_from_disk_in_time(served):
     assert ask(control, "GET", "/stats")[1]["commands"]["failed"] == 0
 
 
+def test_reset_is_left_to_the_engine(served):
+    engine, control = served
+    assert not engine.commands.apply(engine.manager, "", 1)
+    assert ask(control, "POST", "/reset", {}) == (202, {"waiting": 1})
+    assert engine.commands.apply(engine.manager, "", 2)
+    assert engine.commands.as_dict() == {"waiting": 0, "applied": 1, "failed": 0, "error": ""}
+
+
 def test_at_most_64_commands_are_applied_per_step_and_1024_wait(served):
     engine, control = served
     for _ in range(1024):
@@ -265,6 +273,7 @@ def test_each_data_parallel_rank_has_its_own_socket():
         ("/progress", {"session": "a", "eta_s": -1}, "eta_s is -1"),
         ("/progress", {"tokens": [1], "eta_s": 1}, "progress is about a session"),
         ("/release", {"session": "a", "eta_s": 1}, "release has no 'eta_s'"),
+        ("/reset", {"session": "a"}, "reset has no 'session': {} wanted"),
         ("/release", {"session": "\ud800"}, "surrogates"),
         ("/release", b"{", "Expecting"),
         ("/release", b"[" * 100_000, "recursion"),
@@ -295,7 +304,9 @@ JSON = st.recursive(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    path=st.sampled_from(["/release", "/retain", "/prefetch", "/drop", "/why/x", "/", "/stats"]),
+    path=st.sampled_from(
+        ["/release", "/retain", "/prefetch", "/drop", "/reset", "/why/x", "/", "/stats"]
+    ),
     body=st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()),
 )
 def test_no_body_ends_the_server(served, path, body):

@@ -36,6 +36,9 @@ def _ctl_arguments(parser: argparse.ArgumentParser) -> None:
     for name in COMMANDS:
         summary = f"queue {name} for the server's next step"
         send = commands.add_parser(name, help=summary, description=summary)
+        send.set_defaults(run=_send, session=None, tokens=None, salt=None)
+        if name == "reset":
+            continue
         send.add_argument("--session", metavar="NAME", help="the conversation that is meant")
         send.add_argument("--tokens", metavar="JSON", help="the token ids that are meant, or -")
         send.add_argument("--salt", metavar="TEXT", help="the cache_salt of its requests")
@@ -43,7 +46,6 @@ def _ctl_arguments(parser: argparse.ArgumentParser) -> None:
             send.add_argument("--ranges", metavar="JSON", help='as a request has "retain"')
         if name == "progress":
             send.add_argument("--eta", metavar="S", type=float, help="seconds until it goes on")
-        send.set_defaults(run=_send)
 
 
 def _read(given: argparse.Namespace) -> int:

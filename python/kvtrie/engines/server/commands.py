@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMANDS", "MOST_PER_STEP", "Command", "CommandQueue", "read_command"]
 
-Kind = Literal["release", "retain", "prefetch", "progress", "drop"]
-COMMANDS: tuple[Kind, ...] = ("release", "retain", "prefetch", "progress", "drop")
+Kind = Literal["release", "retain", "prefetch", "progress", "drop", "reset"]
+COMMANDS: tuple[Kind, ...] = ("release", "retain", "prefetch", "progress", "drop", "reset")
 """Names of commands."""
 
 MOST_PER_STEP = 64
@@ -69,7 +69,7 @@ class Command:
 def read_command(kind: str, body: object) -> Command:
     """Check a command: `{"session": ...}` or `{"tokens": [...]}`, with `cache_salt`.
 
-    `retain` has `retain` and `owner` as well, `progress` has `eta_s`.
+    `retain` has `retain` and `owner` as well, `progress` has `eta_s`. The body of `reset` is `{}`.
 
     Args:
         kind: its name.
@@ -84,8 +84,11 @@ def read_command(kind: str, body: object) -> Command:
         raise ConfigError(f"the body is {shown(body)}, an object wanted")
     given = cast("Mapping[str, Any]", body)
     fields = ("session", "tokens", "cache_salt", *_MORE.get(kind, ()))
+    fields = () if kind == "reset" else fields
     if strange := [shown(key) for key in given if key not in fields]:
-        raise ConfigError(f"{kind} has no {', '.join(strange)}: {', '.join(fields)}")
+        raise ConfigError(f"{kind} has no {', '.join(strange)}: {', '.join(fields) or '{} wanted'}")
+    if kind == "reset":
+        return Command(kind, None, None, "")
     named = [name for name in ("session", "tokens") if given.get(name) is not None]
     if len(named) != 1:
         raise ConfigError(f"{kind} is about one of session, tokens, not {len(named)} of them")
@@ -163,8 +166,8 @@ class CommandQueue:
         identity: str,
         now: int,
         sequences: PromptSequences | None = None,
-    ) -> None:
-        """Apply the first 64 commands.
+    ) -> bool:
+        """Apply the first 64 commands; return whether `reset` is among them, which is left to do.
 
         Args:
             manager: the manager whose blocks are meant.
@@ -172,8 +175,10 @@ class CommandQueue:
             now: the time.
             sequences: how the manager's sequences follow from prompts; None if they are equal.
         """
+        reset = False
         for _ in range(min(MOST_PER_STEP, len(self._waiting))):
             command = self._waiting.popleft()
+            reset |= command.kind == "reset"
             try:
                 scope = Scope(tenant=command.salt.encode(), lora=identity)
                 if sequences is not None:
@@ -184,6 +189,7 @@ class CommandQueue:
                 self.error = f"{command.kind}: {error}"
             else:
                 self.applied += 1
+        return reset
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counters."""
