@@ -143,6 +143,32 @@ def test_blocks_are_published_again_after_their_parents_and_stay_known():
     assert [one[:4] for one in announced.take(left)] == [(False, 1, 0, b"L")]
 
 
+def test_only_blocks_of_the_current_weights_are_published():
+    announced = PublishedBlocks([1])
+    announced.learn(request_of(b"K", b"L"), [1, 2], 0, 2)
+    rows = [
+        event(0, "stored", 1, (0, 1)),
+        event(1, "stored", 1, (0, 1), b"l", b"k", 2),
+    ]
+    first = [(True, 1, 0, b"K"), (True, 1, 0, b"L")]
+    assert [one[:4] for one in announced.take(rows)] == first
+    gone = [(False, 1, 0, b"K"), (False, 1, 0, b"L")]
+    assert [one[:4] for one in announced.change_weights("new")] == gone
+    # The same tokens by the new weights, whose copies have been under way.
+    announced.learn(request_of(b"K"), [3], 0, 2, weights="new")
+    rows = [event(2, "stored", 1, (0, 1), b"m", b"q", 3)]
+    assert [one[:4] for one in announced.take(rows)] == first[:1]
+    assert [
+        one[:4] for one in announced.take([event(3, "removed", 1, (0, 1), b"l", b"k", 2)])
+    ] == []
+    assert [one[:4] for one in announced.change_weights("")] == [gone[0], first[0]]
+    assert [one[:4] for one in announced.change_weights("new")] == [gone[0], first[0]]
+    assert [one[:4] for one in announced.take([event(4, "removed", 1, (0, 1), b"m", b"q", 3)])] == [
+        gone[0]
+    ]
+    assert [one[:4] for one in announced.change_weights("")] == first[:1]
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kinds", ["", "w", "ws"])
 def test_replayed_events_are_the_blocks_below_the_gpu_with_vllms_hashes(tmp_path, seed, kinds):

@@ -4,7 +4,9 @@ import random
 
 import pytest
 from tests.engines import vllm_engine
-from tests.engines.vllm_engine import Engine, PlayedRequest
+from tests.engines.vllm_engine import PROMPT, Engine, PlayedRequest, make_engine
+
+from kvtrie.engines.server.commands import read_command
 
 
 def preempt_all(engine):
@@ -51,6 +53,19 @@ def test_random_schedules_with_resets_read_nothing_old(tmp_path, monkeypatch, se
     stats = engine.scheduler.manager.stats()
     assert (stats.leases, stats.moves, engine.scheduler.requests.pins.blocks) == (0, 0, 0)
     engine.scheduler.manager.audit()
+    engine.close()
+
+
+def test_a_reset_by_command_comes_after_the_loads_of_its_step():
+    engine = make_engine(host=16)
+    for name in "abc":
+        engine.add(name, PROMPT, 1)
+        engine.drain()
+        if name == "b":  # with the loads of the last request
+            engine.scheduler.commands.put(read_command("reset", {}))
+    assert (engine.served, engine.found, engine.failed) == (3, 2 * 12, 0)
+    assert engine.scheduler.manager.stats().blocks == 0
+    assert engine.scheduler.match(PlayedRequest("d", [*PROMPT, 1], len(PROMPT) + 1, 1), 0) == 0
     engine.close()
 
 

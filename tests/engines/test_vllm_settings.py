@@ -82,6 +82,8 @@ def test_ranks_divide_the_sizes_of_a_server(tmp_path, monkeypatch):
         ({"policy": "best"}, "best"),
         ({"use_layerwise": 1}, "use_layerwise"),
         ({"deadline_s": 0}, "deadline_s"),
+        ({"keep_versions": 0}, "keep_versions is 0, 1 to 1000 wanted"),
+        ({"keep_versions": "2"}, "keep_versions is '2'"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_its_reason(extra, why, tmp_path, monkeypatch):

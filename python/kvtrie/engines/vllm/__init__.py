@@ -6,6 +6,7 @@ connector --> scheduler --> matching, admission --> misses      decisions about 
     |             |      +--> commits, loads --> requests --> waiting, running, hints, scope
     |             |                                  +--> sequence --> native_first
     |             +--> cache --> store_moves, store_client, events, metrics, proofs, restored
+    |             +--> versions                         KV of older weights
     +--> worker --> kv_writer --> learned_views        bytes in vLLM's layout
     |       +--> rank_store, replicated --> shared_memory, kept_host, age_writer
     |       +--> step_copies --> device_reports

@@ -96,7 +96,9 @@ class Admission:
             waiting.identity,
             lease.tokens + cache.size,
         )
-        run.stopped = unsure
+        if waiting.begun is None:
+            waiting.begun = waiting.identity
+        run.stopped = unsure or waiting.begun != waiting.identity
         run.receiving = bool(loaded) and len(tables) > 1
         self._requests.running[request.request_id] = run
         self._requests.pins.end(waiting.pinned, now)

@@ -118,7 +118,8 @@ class Commits:
         published = self._cache.published
         if published is not None and (published.nameless or not only_missing):
             handles = run.lease.handles[first:].tolist()
-            published.learn(run.request, handles, first, self._cache.size)
+            weights = self._cache.identity.weights
+            published.learn(run.request, handles, first, self._cache.size, weights=weights)
 
     def count_unstored(self, parts: list[Moves]) -> None:
         """Count the blocks committed for the next orders that no store takes to host memory.

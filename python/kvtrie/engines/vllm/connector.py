@@ -33,7 +33,7 @@ from kvtrie.engines.vllm.settings import Settings
 from kvtrie.engines.vllm.start_line import log_start
 from kvtrie.engines.vllm.vllm_events import EngineResets, EventGroup, VllmNaming, events_of
 from kvtrie.engines.vllm.vllm_metrics import KvtrieProm, KvtrieStats
-from kvtrie.engines.vllm.watch import watch
+from kvtrie.engines.vllm.watch import pauses, watch
 from kvtrie.engines.vllm.weights import WorkerWeights, combined
 from kvtrie.engines.vllm.worker import WorkerConnector
 from kvtrie.errors import ConfigError
@@ -303,8 +303,8 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
             self._resets = EngineResets(gpu_block_pool)
 
     def reset_cache(self) -> bool:
-        """Forget what host and disk hold."""
-        return self.scheduler.reset()
+        """Forget what host and disk hold; of a pause or a sleep, only what vLLM's memory holds."""
+        return self.scheduler.pause() if pauses() else self.scheduler.reset()
 
     def take_events(self) -> Iterable[Any]:
         """Return KV events of blocks stored or removed on host and disk since the last call."""

@@ -4,8 +4,9 @@ A block is published under the hashes that vLLM gives it, when all of its layers
 tier, and taken back when any of them leaves. With several groups of layers, that is done for each
 group under the same hashes; a block of the first group is published only as long as a request can
 go on at its end or after it, because routers count the blocks of this group. A block whose hash is
-not known, and a block whose parent has not been published, waits for that. vLLM publishes blocks in
-the GPU's memory itself.
+not known, and a block whose parent has not been published, waits for that. Hashes name no weights,
+so only blocks of the current weights are published, and those of others wait for theirs. vLLM
+publishes blocks in the GPU's memory itself.
 Invariant: no child is published before its parent of the first group. Cost: a dictionary entry and
 the tokens per block, group and tier, a hash per block, and a step per event of the manager.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvtrie.engines.vllm.borders import Borders
 from kvtrie.engines.vllm.changes import Change, Extra
@@ -33,6 +34,8 @@ __all__ = ["PublishedBlocks"]
 
 
 _BORDER = b"border of "
+_WEIGHTS = b"weights "
+_PLAIN = Extra(), ""
 
 
 class _Waiting(NamedTuple):
@@ -65,6 +68,7 @@ class PublishedBlocks:
     Attributes:
         missed: events that the manager overwrote before they were taken.
         unknown: blocks that were not published when they came, for want of a hash.
+        weights: the name of the weights whose blocks are published.
     """
 
     def __init__(
@@ -78,16 +82,20 @@ class PublishedBlocks:
         hashes: int = 1,
         needs: Needs | None = None,
     ) -> None:
-        self._images, self._last, self._per = images, last, hashes
+        self._last, self._per = last, hashes
         self._layers, self._naming, self._root = layers, naming, root
         self._resident = ResidentLayers()
         self._borders = None if needs is None else Borders(needs)
         self._hashes: dict[bytes, bytes] = {}
-        self._extras: dict[bytes, Extra] = {}
+        self._extras: dict[bytes, tuple[Extra, str]] = {}  # and the name of other weights
+        self.weights = ""
         self._firsts: set[bytes] = set()  # parents of first blocks: no block has these keys
-        self._new: dict[int, tuple[bytes, Extra, bool]] = {}  # by handle, until the next `take`
+        self._new: dict[
+            int, tuple[bytes, Extra, bool, str]
+        ] = {}  # by handle, until the next `take`
         self._nameless: dict[int, bytes] = {}
-        self._plain: set[bytes] | None = {root}  # found at start, and named by tokens alone
+        # Of blocks found at start: the keys of those that tokens alone name, and those with images.
+        self._plain: tuple[set[bytes], Collection[bytes]] = {root}, images
         # The parent's key and the tokens by place: tier, group and key.
         self._published: dict[tuple[int, int, bytes], tuple[bytes, bytes]] = {}
         self._shown: Counter[tuple[int, int, bytes]] = Counter()  # by hash instead of key
@@ -100,7 +108,9 @@ class PublishedBlocks:
         """Whether blocks wait for a hash."""
         return bool(self._nameless)
 
-    def learn(self, request: Request, handles: Sequence[int], first: int, size: int) -> None:
+    def learn(
+        self, request: Request, handles: Sequence[int], first: int, size: int, *, weights: str = ""
+    ) -> None:
         """Note the hashes that vLLM gives the blocks of a request.
 
         Args:
@@ -108,13 +118,14 @@ class PublishedBlocks:
             handles: handles of its blocks from `first` on.
             first: the index of the first of them.
             size: tokens of a block.
+            weights: the name of the weights that they were computed with.
         """
         per, hashes = self._per, request.block_hashes
         for at, handle in enumerate(handles[: max(0, len(hashes) // per - first)], first):
             name, extra = b"".join(hashes[at * per : (at + 1) * per]), Extra()
             if self._naming is not None:
                 extra = self._naming.facts(request, at * size, (at + 1) * size)
-            self._new[handle] = name, extra, at == 0
+            self._new[handle] = name, extra, at == 0, weights
 
     def take(self, events: Iterable[Event]) -> Iterator[Change]:
         """Yield the changes to publish, in order.
@@ -146,7 +157,7 @@ class PublishedBlocks:
                 self._nameless.pop(event.block, None)
         for handle in self._new.keys() & self._nameless.keys():
             yield from self._name_late(self._nameless.pop(handle), *self._new[handle])
-        self._new, self._plain, self._images = {}, None, ()
+        self._new, self._plain = {}, (set[bytes](), ())
 
     def again(self) -> Iterator[Change]:
         """Take all back and publish it again: readers may have forgotten it, or only some."""
@@ -156,13 +167,24 @@ class PublishedBlocks:
         for place, kept in published.items():
             yield from self._publish(_restored(place, *kept))
 
+    def change_weights(self, weights: str) -> Iterator[Change]:
+        """Take back the blocks of the weights so far, and publish those of others.
+
+        Args:
+            weights: the name of the weights that are current now.
+        """
+        self.weights = weights
+        yield from self.again()
+        for each in list(self._waiting.pop(_WEIGHTS + weights.encode(), {}).values()):
+            yield from self._publish(each)
+
     def clear(self) -> Iterator[Change]:
         """Take all back."""
         yield from self._removed()
-        missed, unknown, number = self.missed, self.unknown, self._next
+        missed, unknown, number, weights = self.missed, self.unknown, self._next, self.weights
         last, per, needs = self._last, self._per, self._borders and self._borders.needs
         self.__init__(self._layers, self._naming, self._root, last=last, hashes=per, needs=needs)
-        self.missed, self.unknown, self._next = missed, unknown, number
+        self.missed, self.unknown, self._next, self.weights = missed, unknown, number, weights
 
     def _removed(self) -> Iterator[Change]:
         for shown in self._shown:
@@ -173,15 +195,12 @@ class PublishedBlocks:
         if key in self._hashes or event.kind != "stored":
             return
         if (new := self._new.get(event.block)) is not None:
-            self._hashes[key], extra, first = new
-            if any(extra):
-                self._extras[key] = extra
-            if first:
+            if self._note_name(key, *new):
                 self._firsts.add(parent)
             return
         tokens = list(event.tokens or ())
-        plain = self._plain or set[bytes]()
-        if parent in plain and key not in self._images and self._naming is not None:
+        plain, images = self._plain
+        if parent in plain and key not in images and self._naming is not None:
             self._hashes[key] = self._naming.hash(self._hashes.get(parent), tokens)
             plain.add(key)
             if parent == self._root:
@@ -190,11 +209,16 @@ class PublishedBlocks:
             self.unknown += event.block not in self._nameless
             self._nameless[event.block] = key
 
-    def _name_late(self, key: bytes, name: bytes, extra: Extra, first: bool) -> Iterator[Change]:  # noqa: FBT001 - fields of a tuple
-        """Publish what waits for the hash of a block."""
+    def _note_name(self, key: bytes, name: bytes, extra: Extra, first: bool, weights: str) -> bool:  # noqa: FBT001 - fields of a tuple
+        """Note the hash of a block and what belongs to it; return whether it is a first block."""
         self._hashes[key] = name
-        if any(extra):
-            self._extras[key] = extra
+        if any(extra) or weights:
+            self._extras[key] = extra, weights
+        return first
+
+    def _name_late(self, key: bytes, *new: Any) -> Iterator[Change]:  # noqa: ANN401 - as `_new` has them
+        """Publish what waits for the hash of a block."""
+        first = self._note_name(key, *new)
         for each in list(self._waiting.pop(key, {}).values()):
             if first and each.key == key:  # the others are its children
                 self._firsts.add(each.parent)
@@ -213,6 +237,10 @@ class PublishedBlocks:
                 behind = one.key if name is None else one.parent
                 self._waiting.setdefault(behind, {})[place] = one
                 continue
+            extra, weights = self._extras.get(one.key, _PLAIN)
+            if weights != self.weights:
+                self._waiting.setdefault(_WEIGHTS + weights.encode(), {})[place] = one
+                continue
             if self._borders is not None and self._is_useless(one):
                 self._waiting.setdefault(_BORDER + one.key, {})[place] = one
                 continue
@@ -221,7 +249,6 @@ class PublishedBlocks:
             self._shown[shown] += 1
             if self._shown[shown] == 1:
                 before = None if first else self._hashes[one.parent]
-                extra = self._extras.get(one.key, Extra())
                 yield Change(True, *shown, before, one.tokens, extra)  # noqa: FBT003 - the same
             ready += self._waiting.pop(one.key, {}).values()
 
@@ -249,7 +276,8 @@ class PublishedBlocks:
         """Take a block back, if it was published."""
         place = block[:3]
         if self._published.pop(place, None) is None:
-            for behind in (block.key, block.parent, _BORDER + block.key):
+            weights = _WEIGHTS + self._extras.get(block.key, _PLAIN)[1].encode()
+            for behind in (block.key, block.parent, _BORDER + block.key, weights):
                 rows = self._waiting.get(behind, {})
                 rows.pop(place, None)
                 if not rows:

@@ -36,10 +36,13 @@ class Identity:
         question: the number of times that workers were asked for their weights.
         settled: whether all have answered the last of these questions.
         adapters: the adapters that they hold.
+        awaited: whether vLLM has asked about a request since the last questions.
     """
 
     def __init__(self, digests: Mapping[int, bytes], slots: int) -> None:
         self.question, self.settled = 0, True
+        self._asked = 0, 0
+        self.awaited = False
         self._ranks, self._slots = sorted(digests), slots
         self._first = combined(digests[rank] for rank in self._ranks)
         self._weights = ""  # the name of other weights than the first
@@ -57,6 +60,19 @@ class Identity:
         self.adapters.doubt()
         if weights:
             self.question, self.settled, self._answers = self.question + 1, False, {}
+
+    def questions(self, *, computes: bool) -> tuple[int, int]:
+        """Return the numbers of the questions about weights and adapters that workers get.
+
+        While the engine sleeps its steps go on for copies, and its weights must not be read. So the
+        last numbers stay in a step that computes nothing and before which vLLM matched no request.
+
+        Args:
+            computes: whether the step computes anything.
+        """
+        if computes or self.awaited:
+            self._asked, self.awaited = (self.question, self.adapters.question), False
+        return self._asked
 
     def on_answer(self, rank: int, question: int, digest: bytes) -> None:
         """Take in a worker's answer to the question of a number."""

@@ -57,6 +57,7 @@ class Matching:
             request: a request that waits.
             local: tokens that vLLM has itself, whole blocks.
         """
+        self._cache.identity.awaited = True
         if self._cache.identity.awaits(request):
             return None
         waiting = self._requests.of(request)

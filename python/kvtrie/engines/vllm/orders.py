@@ -69,19 +69,21 @@ class Orders:
             cache.counters.lost[DROPPED] += dropped
         lost, expected = self._loads.take()
         receive, unreceived = self._loads.take_received()
+        computes = output.total_num_scheduled_tokens > 0
+        weights, adapters = cache.identity.questions(computes=computes)
         made = StepOrders(
             cache.step,
             [part.to_bytes() for part in parts],
             [part.to_bytes() for part in ahead],
             lost,
             self.forget,
-            output.total_num_scheduled_tokens > 0,
+            computes,
             self._ages(DISK, now),
-            cache.identity.question,
+            weights,
             self._commits.taken_back,
             cache.proofs.questions((*parts, *ahead)),
             self._ages(HOST, now),
-            cache.identity.adapters.question,
+            adapters,
             cache.identity.adapters.take_wanted(),
             expected,
             receive,

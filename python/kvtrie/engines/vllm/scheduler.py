@@ -30,6 +30,7 @@ from kvtrie.engines.vllm.misses import Misses
 from kvtrie.engines.vllm.orders import Orders
 from kvtrie.engines.vllm.reports import Reports
 from kvtrie.engines.vllm.requests import Requests
+from kvtrie.engines.vllm.versions import Versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -50,6 +51,7 @@ __all__ = ["SchedulerConnector"]
 
 _NS = 1_000_000_000
 _RESET = "the cache was reset"  # why moves are cancelled then
+_PAUSED = "vLLM paused before it was copied"
 
 
 class SchedulerConnector:
@@ -84,6 +86,7 @@ class SchedulerConnector:
         )
         self._orders = Orders(self.cache, self.requests, self._commits, self._loads)
         self.reports = Reports(self.cache, self.requests, self._loads)
+        self._versions = Versions(self.cache.manager, settings.keep_versions)
         self._cleared: list[Change] = []
         self._exported_at = 0
 
@@ -128,9 +131,12 @@ class SchedulerConnector:
     def orders(self, output: SchedulerOutput) -> StepOrders:
         """Return the workers' orders for the step that vLLM has just scheduled."""
         cache, now = self.cache, self.cache.clock()
-        self.commands.apply(cache.manager, cache.identity.weights, now, cache.native)
+        reset = self.commands.apply(cache.manager, cache.identity.weights, now, cache.native)
         self._end_reset(now)
+        self._versions.step(cache.identity.weights, now)
         made = self._orders.make(output, now)
+        if reset:  # after the loads of this step went out, which vLLM was promised
+            self.reset()
         cache.counters.line(now, None if self.why is None else self.why.line)
         return made
 
@@ -161,6 +167,21 @@ class SchedulerConnector:
             or self.cache.moves.dispatch.pending
             or len(self.commands)
         )
+
+    def pause(self) -> bool:
+        """Let go of vLLM's memory, which vLLM may overwrite or free now; returns True.
+
+        Leases end, and copies from or to that memory which no rank has are cancelled. Those that
+        ranks have were made before the memory goes. Host, disk and what was published stay: blocks
+        match again once the workers have named their weights.
+        """
+        now = self.cache.clock()
+        self.cache.identity.doubt()
+        self.requests.reset(now)
+        released = self._commits.let_go(now)
+        self._commits.clear()
+        self.cache.moves.cancel(released, now, _PAUSED)
+        return True
 
     def reset(self) -> bool:
         """Forget all that is kept. Nothing matches from now on; returns True.
@@ -200,6 +221,8 @@ class SchedulerConnector:
             return []
         cleared, self._cleared = self._cleared, []
         new = [*published.take(self.manager.take_events())]
+        if published.weights != (weights := self.cache.identity.weights):
+            new += published.change_weights(weights)
         if not self.cache.resetting:
             return [*cleared, *new, *(published.again() if forgotten else ())]
         for _ in published.clear():  # the manager still has the blocks; none is published again

@@ -40,6 +40,7 @@ KEYS = (
     "uncalibrated",
     "native_first",
     "native_last",
+    "keep_versions",
 )
 """Keys of the settings of a server."""
 
@@ -73,6 +74,7 @@ _TRACKED = 10_000_000  # blocks of a shared store
 _DEADLINE_S = 30.0
 _MOST_TOKENS, _MOST_PER_SECOND = 2**31, 10**6
 _LOOKUP_S = 0.05
+_MOST_VERSIONS = 1000
 _MAX_KL = 1e-3
 _NARROWER = {
     "native": ("int8", "fp8", "int4"),
@@ -121,6 +123,8 @@ class Settings:
             tiers: attention sinks. Each of these blocks takes several slots.
         native_last: tokens at the end of a prompt that are computed and not loaded, so that they
             keep the model's format.
+        keep_versions: older weights whose blocks are kept after an update, in addition to those of
+            the current weights. They are evicted first, and found again if their weights come back.
     """
 
     tiers: tuple[Tier, ...] | None = None
@@ -142,6 +146,7 @@ class Settings:
     uncalibrated: bool = False
     native_first: int = 0
     native_last: int = 0
+    keep_versions: int = 1
 
     @classmethod
     def read(cls, extra: Mapping[str, Any] | None, *, ranks: int = 1, part: str = "") -> Settings:
@@ -172,6 +177,10 @@ class Settings:
         for name in ("deadline_s", "lookup_s"):
             if name in given:
                 given[name] = real(name, given[name], 1e-3, 1e6)
+        if "keep_versions" in given:
+            given["keep_versions"] = whole(
+                "keep_versions", given["keep_versions"], 1, _MOST_VERSIONS
+            )
         given |= _observed(given) | _calibrated(given)
         if "tiers" in given:
             given["tiers"], formats = _tiers(given["tiers"], ranks, part)

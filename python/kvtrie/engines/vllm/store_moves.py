@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+import numpy as np
 
-    import numpy as np
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
     from numpy.typing import NDArray
 
     from kvtrie import BlockManager, Moves
@@ -90,6 +91,15 @@ class StoreMoves:
                 self._loads.pop(ident, None)
                 self._stores.discard(ident)
         return lost
+
+    def cancel(self, ids: Collection[int], now: int, why: str) -> None:
+        """Cancel those of some moves that no rank has, those that `take_early` took included."""
+        self.dispatch.cancel(ids, now, why)
+        wanted = np.array([*ids], np.uint64)
+        parts = [(part, np.isin(part.id, wanted)) for part in self._early]
+        late = [part[rows] for part, rows in parts if rows.any()]
+        self._early = [part[~rows] for part, rows in parts if not rows.all()]
+        self.dispatch.refuse(late, now, why)
 
     def cancel_all(self, now: int, why: str) -> None:
         """Cancel the moves that no rank has.

@@ -272,6 +272,7 @@ USED: dict[tuple[str, str], tuple[str, ...]] = {
         "wake_up",
         "add_lora",
         "remove_lora",
+        "_reset_caches",
     ),
     ("vllm.multimodal.inputs", "MultiModalFeatureSpec"): (
         "data",

@@ -90,6 +90,8 @@ class WaitingRequest:
         why: the answer to that, once it was admitted.
         counted: the end of its prompt up to which the computed tokens are counted by cause.
         answer: the last answer to vLLM, if it holds as long as nothing changes.
+        begun: the name of the weights and adapter that it was admitted under first; None before. A
+            request that has begun under other weights stores nothing.
     """
 
     sequence: RequestSequence
@@ -110,6 +112,7 @@ class WaitingRequest:
     why: dict[str, Any] | None = None
     counted: int = 0
     answer: Answer | None = None
+    begun: str | None = None
 
     def look_up_again(self) -> None:
         """Forget its wait and what a shared store has of it."""

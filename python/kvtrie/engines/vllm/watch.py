@@ -1,5 +1,8 @@
 """Watch: learn in the scheduler's process of calls that may change weights or adapters.
 
+`pauses` says whether the reset that a connector gets is a part of vLLM's `pause`, `sleep` or
+`release_kv_cache_memory`, which all pass through `EngineCore._reset_caches`, or a user's.
+
 vLLM notifies connectors neither of `collective_rpc`, by which trainers update and reload weights,
 nor of adapters that are loaded and removed; both pass through its `EngineCore`. So these methods of
 the class are wrapped, once per process, and the wrapper calls the listeners after vLLM's method,
@@ -10,6 +13,7 @@ per such call; steps are not touched.
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
@@ -17,10 +21,12 @@ from weakref import WeakSet
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["WATCHED", "Listener", "watch"]
+__all__ = ["WATCHED", "Listener", "pauses", "watch"]
 
 WATCHED = ("collective_rpc", "wake_up", "add_lora", "remove_lora")
 _OF_ADAPTERS = ("add_lora", "remove_lora")
+_PAUSING = "_reset_caches"  # vLLM has it since it resets connectors at a pause
+_PAUSES = ContextVar("kvtrie_pauses", default=False)
 _LISTENERS: WeakSet[Listener] = WeakSet()
 
 
@@ -44,7 +50,28 @@ def watch(listener: Listener) -> None:
         inner = getattr(EngineCore, name)
         if not hasattr(inner, "kvtrie_watches"):
             setattr(EngineCore, name, _watched(name, inner))
+    inner = getattr(EngineCore, _PAUSING, None)
+    if inner is not None and not hasattr(inner, "kvtrie_watches"):
+        setattr(EngineCore, _PAUSING, _pausing(inner))
     _LISTENERS.add(listener)
+
+
+def pauses() -> bool:
+    """Whether vLLM resets its caches in this thread because the engine pauses or sleeps."""
+    return _PAUSES.get()
+
+
+def _pausing(inner: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(inner)
+    def outer(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - vLLM's own
+        before = _PAUSES.set(True)
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            _PAUSES.reset(before)
+
+    vars(outer)["kvtrie_watches"] = True
+    return outer
 
 
 def _watched(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
