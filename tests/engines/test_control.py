@@ -247,10 +247,10 @@ def test_a_path_that_cannot_be_a_socket_is_refused(tmp_path):
 
 
 def test_each_data_parallel_rank_has_its_own_socket():
-    assert control_path("/run/kv.sock", 0, 1) == "/run/kv.sock"
-    assert control_path("/run/kv.sock", 0, 2) == "/run/kv-0.sock"
-    assert control_path("/run/kv.sock", 1, 1) == "/run/kv-1.sock"
-    assert control_path("/run/kv-{rank}.sock", 0, 1) == "/run/kv-0.sock"
+    assert control_path("/run/kv.sock", 0, several=False) == "/run/kv.sock"
+    assert control_path("/run/kv.sock", 0, several=True) == "/run/kv-0.sock"
+    assert control_path("/run/kv.sock", 1, several=True) == "/run/kv-1.sock"
+    assert control_path("/run/kv-{rank}.sock", 0, several=False) == "/run/kv-0.sock"
 
 
 @pytest.mark.parametrize(

@@ -63,15 +63,14 @@ class Controlled:
     commands: CommandQueue = field(default_factory=CommandQueue)
 
 
-def control_path(path: str, rank: int, ranks: int) -> str:
+def control_path(path: str, rank: int, *, several: bool) -> str:
     """Return the socket of a data-parallel rank: `NAME-0.sock` for the first of several.
 
-    `{rank}` in a path is replaced: an engine whose ranks are independent does not say that there
-    are several, so its first one takes a path without `{rank}` as it is.
+    `{rank}` in a path is replaced.
     """
     if "{rank}" in path:
         return path.replace("{rank}", str(rank))
-    if ranks == 1 and rank == 0:
+    if not several:
         return path
     whole = Path(path)
     return str(whole.with_name(f"{whole.stem}-{rank}{whole.suffix}"))

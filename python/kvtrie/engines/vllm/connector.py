@@ -197,7 +197,8 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _open_control(self, path: str, scheduler: SchedulerConnector) -> ControlSocket:
         parallel = self._vllm_config.parallel_config
-        rank, ranks = parallel.data_parallel_index, parallel.data_parallel_size
+        rank = parallel.data_parallel_index
+        several = bool(part_of(self._kv_transfer_config.engine_id, parallel))
         engine = Controlled(
             scheduler.manager,
             scheduler.why,
@@ -212,7 +213,7 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
             },
             scheduler.commands,
         )
-        return ControlSocket(control_path(path, rank, ranks), engine)
+        return ControlSocket(control_path(path, rank, several=several), engine)
 
     def doubt_weights(self) -> None:
         """Have the workers name their weights again before anything is found or kept."""

@@ -53,7 +53,7 @@ class ServedSettings:
         if (control := extra.get("control")) is not None:
             ranks = int(config.parallel_config.data_parallel_size)
             path = text("control", control)
-            sockets = tuple(control_path(path, rank, ranks) for rank in range(ranks))
+            sockets = tuple(control_path(path, rank, several=ranks > 1) for rank in range(ranks))
         header = text("tenant_header", extra.get("tenant_header") or "").lower()
         secret = read_secret(extra.get("secret_file")) if header else None
         return cls(sockets, header, secret or b"")
