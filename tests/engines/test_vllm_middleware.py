@@ -212,6 +212,8 @@ def test_hints_of_the_client_come_before_its_conventions():
         (b"\xff\xfe\x00", {}),
         (b'{"user": "u", "kv_transfer_params": 3}', {}),
         (b'{"user": "u", "kv_transfer_params": {"kvtrie": []}}', {}),
+        (b'{"kv_transfer_params": {"kvtrie": null}}', {}),
+        (b"null", {}),
         (b'{"user": "u"}', {"path": "/v1/embeddings"}),
         (b'{"user": "u"}', {"path": CHAT, "root_path": "/v1"}),
         (b'{"user": "u"}', {"method": "PUT"}),
@@ -270,6 +272,16 @@ def test_an_unexpected_error_passes_the_request(monkeypatch):
     content = b'{"user": "u"}'
     assert served(content)[0] == content
     assert counts_of(content) == {("request", "an unexpected error"): 1}
+
+
+def test_a_body_that_cannot_be_written_again_passes(monkeypatch):
+    def too_deep(*_):
+        raise RecursionError
+
+    monkeypatch.setattr(middleware, "_appended", too_deep)
+    content = b'{"user": "u"}'
+    assert served(content)[0] == content
+    assert counts_of(content)["request", "too deep"] == 1
 
 
 @given(changed(*BODIES), st.sampled_from([one["path"] for one in RECORDED]))

@@ -63,7 +63,8 @@ class _Request:
         scope: its scope.
         path: its path, below the application's root.
         headers: its headers.
-        body: its body, as JSON.
+        content: its body.
+        body: that as JSON.
         params: its `kv_transfer_params`.
         own: what its client hints itself.
         hints: what is added to that.
@@ -73,6 +74,7 @@ class _Request:
     scope: Scope
     path: str
     headers: dict[str, str]
+    content: bytes
     body: Mapping[str, Any]
     params: Mapping[str, Any]
     own: Mapping[str, Any]
@@ -115,8 +117,7 @@ class AgentHints:
                 await refuse(send, 413, f"a body of more than {_MOST_BODY} bytes has no tenant")
                 return
         request = self._read(scope, path, body.content)
-        if request is not None and (added := await self._added(request)):
-            content = _appended(body.content or b"", added)
+        if request is not None and (content := await self._changed(request)) is not None:
             body.replace(content)
             scope = with_body(scope, len(content))
         session = None if request is None else request.session
@@ -139,20 +140,22 @@ class AgentHints:
     def _read(self, scope: Scope, path: str, content: bytes | None) -> _Request | None:
         """Return a request; None if it is not of the form that has hints."""
         try:
-            given = None if content is None else json.loads(content)
+            body = None if content is None else json.loads(content)
         except (ValueError, RecursionError):  # the server says so to the client
             return None
-        body = _object(given)
-        params = None if given is None or body is None else _object(body.get("kv_transfer_params"))
-        if body is None or params is None:
+        if content is None or not isinstance(body, Mapping):
+            return None
+        body = cast("Mapping[str, Any]", body)
+        params = _object(body.get("kv_transfer_params"))
+        if params is None:
             return None
         own = _object(params.get("kvtrie"))
         if own is None and not self._served(scope).tenant_header:
             return None
-        return _Request(scope, path, headers_of(scope), body, params, own or {})
+        return _Request(scope, path, headers_of(scope), content, body, params, own or {})
 
-    async def _added(self, request: _Request) -> dict[str, Any]:
-        """Return the fields that a request gets."""
+    async def _changed(self, request: _Request) -> bytes | None:
+        """Return the body of a request with further fields; None if it gets none."""
         self._name_tenant(request)
         try:
             request.hints |= await self._hinted(request)
@@ -162,9 +165,13 @@ class AgentHints:
         if request.session is not None and carries_tool_results(request.body):
             self._pauses.end(request.session, self._clock())
         kvtrie = {**request.own, **request.hints}
-        if kvtrie != request.params.get("kvtrie", {}):
+        if kvtrie != (request.params.get("kvtrie") or {}):
             request.fields["kv_transfer_params"] = {**request.params, "kvtrie": kvtrie}
-        return request.fields
+        try:
+            return _appended(request.content, request.fields) if request.fields else None
+        except RecursionError:  # deeper than the server itself can read
+            self._ignored(request.path, "request", "a body nested too deeply", "too deep")
+            return None
 
     def _name_tenant(self, request: _Request) -> None:
         """Sign the tenant that the front end names; what a client says of one does not count."""
@@ -179,7 +186,7 @@ class AgentHints:
         except ConfigError as error:
             self._ignored(request.path, "tenant", str(error), "not named")
             return
-        if isinstance(own := request.body.get("cache_salt"), str):
+        if isinstance(own := request.body.get("cache_salt"), str) and own:
             digest = blake2b(own.encode("utf-8", "surrogatepass"), digest_size=16)
             salt = f"{salt}-{digest.hexdigest()}"
         request.fields["cache_salt"] = salt
