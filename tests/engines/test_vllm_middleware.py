@@ -322,14 +322,17 @@ def test_an_answer_with_tool_calls_keeps_its_session(path, first, second, monkey
     content = json.dumps({"user": "u", "cache_salt": "salt"}).encode()
     answer = post(hints, content, path, app=vllm(ranks=2, control="/run/s.sock"))
     assert [each.get("body") for each in answer[1:]] == [first.encode(), second.encode()]
-    command = {"session": "u", "cache_salt": "salt", "owner": "tools that run"}
-    command["retain"] = [{"priority": 50, "ttl_s": 60}]
-    assert [(socket, route) for socket, route, _ in asked] == [
-        ("/run/s-0.sock", "/retain"),
-        ("/run/s-1.sock", "/retain"),
+    about = {"session": "u", "cache_salt": "salt"}
+    retain = {**about, "owner": "tools that run", "retain": [{"priority": 50, "ttl_s": 60}]}
+    progress = {**about, "eta_s": 10}
+    assert [(socket, route, json.loads(command)) for socket, route, command in asked] == [
+        ("/run/s-0.sock", "/retain", retain),
+        ("/run/s-0.sock", "/progress", progress),
+        ("/run/s-1.sock", "/retain", retain),
+        ("/run/s-1.sock", "/progress", progress),
     ]
-    assert all(json.loads(each) == command for *_, each in asked)
-    read_command("retain", command)
+    read_command("retain", retain)
+    read_command("progress", progress)
     assert counted()["pause", "mapped"] == before.get(("pause", "mapped"), 0) + 1
 
 
@@ -456,4 +459,5 @@ def test_a_request_with_results_ends_the_pause_of_its_session(monkeypatch):
     for messages in ([{"role": "user"}], [{"role": "user"}, {"role": "tool"}]):
         content = json.dumps({"user": "u", "messages": messages}).encode()
         post(hints, content, app=vllm(control="/run/s.sock"))
-    assert [each["retain"][0]["ttl_s"] for each in asked] == [60, 90]
+    assert [each["retain"][0]["ttl_s"] for each in asked[::2]] == [60, 90]
+    assert [each["eta_s"] for each in asked[1::2]] == [10, 30]

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import blake2b
+from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 from kvtrie.engines.server.boundary import Boundary
@@ -232,7 +233,7 @@ class AgentHints:
         return rows
 
     def _pause(self, scope: Scope, path: str, session: tuple[str, str]) -> None:
-        """Keep the blocks of a session while the tools run that its answer calls."""
+        """Keep a session's blocks while the tools run that its answer calls, by when they end."""
         expected = self._pauses.begin(session, self._clock())
         served = self._served(scope)
         if served.tenant_header or not served.sockets:
@@ -241,16 +242,21 @@ class AgentHints:
             return
         rows = [{"priority": _PAUSED, "ttl_s": max(_PAUSE_S, 3 * expected)}]
         about = {"session": session[0], "cache_salt": session[1]}
-        command = json.dumps({**about, "owner": "tools that run", "retain": rows})
-        task = asyncio.create_task(self._command(served.sockets, "/retain", command, path))
+        commands = {
+            "/retain": {**about, "owner": "tools that run", "retain": rows},
+            "/progress": {**about, "eta_s": expected},
+        }
+        task = asyncio.create_task(self._command(served.sockets, commands, path))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _command(self, sockets: tuple[str, ...], route: str, command: str, path: str) -> None:
-        """Send a command to all ranks: one of them has the session."""
-        for socket in sockets:
+    async def _command(
+        self, sockets: tuple[str, ...], commands: Mapping[str, object], path: str
+    ) -> None:
+        """Send commands to all ranks: one of them has the session."""
+        for socket, (route, command) in product(sockets, commands.items()):
             try:
-                await asyncio.to_thread(ask, socket, route, command)
+                await asyncio.to_thread(ask, socket, route, json.dumps(command))
             except ConfigError as error:
                 self._ignored(path, "pause", str(error), "refused by the control socket")
                 return
