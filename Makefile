@@ -68,7 +68,7 @@ engines: ## real engines with our wheel in them, in .engines/ (Linux x86-64, Pyt
 	$(MAKE) $(ENGINES)
 
 # The version of `--vllm VERSION` in ARGS, if it is another one; `--next` is vLLM's next version.
-VLLM = $(filter-out 0.32,$(shell set -- $(ARGS); while [ $$# -gt 0 ]; do case "$$1" in --vllm) echo "$$2" ;; --next) echo 0.33 ;; esac; shift; done))
+VLLM = $(filter-out 0.32,$(shell set -- $(ARGS); while [ $$# -gt 0 ]; do [ "$$1" != --vllm ] || echo "$$2"; [ "$$1" != --next ] || echo 0.33; shift; done))
 test-engines: $(ENGINES) ## servers with kvtrie compared with servers without, token by token; ARGS="-k disk"; ARGS="--vllm 0.31" for an earlier vLLM; ARGS=--next for the next
 	$(if $(VLLM),$(MAKE) --no-print-directory .engines/.vllm-$(VLLM))
 	.engines/vllm$(addprefix -,$(VLLM))/bin/python -m pytest -c tests/served/pytest.ini --rootdir . tests/served $(ARGS) || [ $$? -eq 5 ]
