@@ -145,6 +145,7 @@ def test_hashes_are_vllms_before_and_after_a_restart(model, tmp_path):  # noqa: 
         assert seen.runs > 0
 
 
+@pytest.mark.since("0.32")
 @pytest.mark.parametrize(
     ("made", "kind", "tokens", "more"),
     [

@@ -108,6 +108,7 @@ def test_answers_of_int8_are_those_of_native_tiers(model, wanted):
         server.check()
 
 
+@pytest.mark.since("0.32")
 @pytest.mark.parametrize(
     ("made", "more", "least"),
     # Answers in bfloat16 may be equal.

@@ -8,6 +8,8 @@ import pytest
 import servers
 from servers import BLOCK, STATES, hybrid, prompt, same, serve
 
+pytestmark = pytest.mark.since("0.32")
+
 
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory):

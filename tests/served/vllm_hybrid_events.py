@@ -15,6 +15,8 @@ from vllm.config import KVEventsConfig
 from vllm.distributed.kv_events import KVEventBatch
 from vllm_indexer import indexer, needs_dynamo, network  # noqa: F401 - a fixture
 
+pytestmark = pytest.mark.since("0.32")
+
 LOWER = ["CPU", "STORAGE"]
 MODELS = [  # whether there is a border at each block, and host memory for a few blocks
     pytest.param(servers.tiny_gemma, {}, True, "600KB", id="windows"),

@@ -8,6 +8,8 @@ from servers import STATES, hybrid, prompt, same, serve
 
 from kvtrie.tiers import EnginePool
 
+pytestmark = pytest.mark.since("0.32")
+
 PAGE = 4096  # bytes; layers in files begin at whole pages
 
 

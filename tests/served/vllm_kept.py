@@ -47,6 +47,7 @@ def kept(path, **more):
     return {"tiers": [{"kind": "host", "blocks": BLOCKS, "keep": str(path), **more}]}
 
 
+@pytest.mark.since("0.32")
 @pytest.mark.parametrize(
     ("made", "more"), [(servers.tiny_gemma, {}), (servers.tiny_qwen, servers.STATES)]
 )

@@ -68,6 +68,7 @@ def test_two_workers_answer_as_one(model, wanted, tmp_path, by):
             server.check()
 
 
+@pytest.mark.since("0.32")
 @pytest.mark.parametrize("by", ["tensor", "pipeline"])
 def test_two_workers_hold_windows(tmp_path, by):
     model = servers.tiny_gemma(tmp_path / "gemma")

@@ -77,6 +77,7 @@ def test_prometheus_and_statistics(model, tmp_path, scraped):
         queries(names)
 
 
+@pytest.mark.since("0.32")
 def test_prometheus_counts_by_group_of_layers(tmp_path, scraped):
     model, extra = servers.tiny_gemma(tmp_path), {"tiers": [{"kind": "host", "bytes": "64MB"}]}
     with serve(model, extra, disable_log_stats=False) as server:

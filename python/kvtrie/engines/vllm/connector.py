@@ -99,7 +99,7 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
         self._model = ServedModel.of(vllm_config, kv_cache_config, name_weights=lasting)
         self._model.require_served(self._settings)
         if self._model.resume is not None and not hasattr(
-            KVConnectorBase_V1, "get_transfer_results"
+            KVConnectorBase_V1, "get_loaded_kv_cache_group_ids"
         ):
             raise ConfigError(
                 f"the model has {len(self._model.groups)} groups of layers and vLLM is "
