@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 import torch
@@ -177,6 +178,16 @@ def check_module(words):
         assert names_of_sglang(words)
 
 
+def check_crate(words):
+    """A crate of the workspace that is added, or an example of one that is run."""
+    crate = next(word for word in words if word.startswith("kvtrie-"))
+    folder = ROOT / "rust" / crate.removeprefix("kvtrie-")
+    assert words[0] in {"add", "run"}
+    assert f'name = "{crate}"' in (folder / "Cargo.toml").read_text()
+    if "--example" in words:
+        assert (folder / "examples" / f"{words[-1]}.rs").exists()
+
+
 @pytest.mark.parametrize("command", commands())
 def test_commands_exist(command, tmp_path):
     program, *words = shlex.split(command)
@@ -203,10 +214,18 @@ def test_commands_exist(command, tmp_path):
     elif program == "curl":
         assert words[0].removeprefix("http://localhost:8000") in {"/metrics", "/v1/completions"}
         assert all(json.loads(word) for word in words if word.startswith("{"))
-    elif program == "python":
-        check_module(words)
     else:
-        pytest.fail(f"'{program}' is none of make, pip, kvtrie, vllm, sglang, curl and python")
+        {"python": check_module, "cargo": check_crate}[program](words)
+
+
+def test_rust_of_a_page_is_that_of_the_example_it_explains():
+    source = (ROOT / "rust/core/examples/engine.rs").read_text()
+    assert len(source.splitlines()) <= 300
+    parts = [code for _, code in blocks(ROOT / "docs/rust.md", "rust")]
+    assert len(parts) >= 6
+    depths = [" " * depth for depth in (4, 8, 12)]
+    missing = [part for part in parts if all(indent(part, by) not in source for by in depths)]
+    assert missing == []
 
 
 @pytest.mark.parametrize("page", named(PAGES))
