@@ -32,7 +32,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-deep test-wheel wheels test-release engines test-engines stubs bench reproductions wheel peers stores gpu-check lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage test-agreement faults faults-remote faults-cluster soak docs fmt lock clean
+.PHONY: help run test test-deep test-wheel wheels crates test-release engines test-engines stubs bench reproductions wheel peers stores gpu-check lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage test-agreement faults faults-remote faults-cluster soak docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -101,6 +101,10 @@ TEST_RELEASE = KVTRIE_RELEASE=dist $(BIN)/pytest tests/wheel.py $(ARGS)
 .PHONY: rust-parts sources profile
 wheels: $(foreach each,$(PROCESSORS),released-$(each) released-$(each)-3.14t) ## all files of a release, in dist/: wheels for x86-64 and aarch64 from glibc 2.28 on, and the sources; each is checked and run
 	$(TEST_RELEASE)
+
+CRATES := -p kvtrie-core -p kvtrie-store -p kvtrie-sim
+crates: ## whether the crates can be published: metadata, licence, README, versions; ARGS=--allow-dirty
+	cargo publish --dry-run --no-verify --locked $(CRATES) $(ARGS)
 
 test-release: $(LOCKED) ## what `make wheels` put into dist/: tags, glibc, and what runs; ARGS="-k aarch64"
 	$(TEST_RELEASE)
@@ -179,7 +183,7 @@ reproductions: $(SHIPPED) ## published figures and scenarios, played again; ARGS
 gpu-check: $(SHIPPED) ## everything that needs a CUDA device, in nine minutes, with one report in target/; ARGS="--again"
 	$(BIN)/python -m benches.gpu.check $(ARGS)
 
-lint: $(BUILT) ## format, clippy, ruff, stubs, pyright, stubtest, import contracts, spelling, words, workflows
+lint: $(BUILT) ## format, clippy, rustdoc, ruff, stubs, pyright, stubtest, import contracts, spelling, words, workflows
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target $(LINTS)
 
 LINTS := lint-rust lint-types lint-text
@@ -187,6 +191,7 @@ LINTS := lint-rust lint-types lint-text
 lint-rust:
 	cargo fmt --all -- --check $(POLICIES)
 	cargo clippy --quiet --locked --workspace --all-targets --features kvtrie-python/faults -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --no-deps $(CRATES)
 
 lint-types:
 	$(BIN)/pyright
