@@ -1,0 +1,1 @@
+"""Agents that call tools against a served model, and the tokens that the server finds."""
