@@ -15,7 +15,7 @@ const VERSIONS: [&str; 3] = ["", "v1", "v2"];
 
 /// The scope of a version, for one of two adapters and two tenants.
 fn of(version: &str, more: u8) -> Scope {
-    let adapter = if more % 2 == 0 { "" } else { " adapter" };
+    let adapter = if more.is_multiple_of(2) { "" } else { " adapter" };
     Scope {
         tenant: vec![b't'; usize::from(more) / 2],
         lora: format!("{version}{adapter}"),
