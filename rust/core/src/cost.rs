@@ -58,7 +58,7 @@ impl Objective {
 
     /// Weight of a block of this cost per token.
     #[must_use]
-    pub fn weight(self, cost: f64) -> f64 {
+    pub(crate) fn weight(self, cost: f64) -> f64 {
         match self {
             Self::Cost => cost,
             Self::Balanced => cost.sqrt(),
@@ -169,14 +169,14 @@ impl CostModel {
     /// Weight of a token behind `context` tokens to policies by value: its cost, unless the objective
     /// is another one.
     #[must_use]
-    pub fn worth(&self, context: u64) -> f64 {
+    pub(crate) fn worth(&self, context: u64) -> f64 {
         self.objective.weight(self.base(context))
     }
 
     /// Weight by the source's cost before its improvement, `alpha * context + beta`; a table's own
     /// value.
     #[must_use]
-    pub fn flat_worth(&self, context: u64) -> f64 {
+    pub(crate) fn flat_worth(&self, context: u64) -> f64 {
         self.objective.weight(match &self.curve {
             Curve::Affine { alpha, beta, .. } => alpha * real(context) + beta,
             Curve::Table(points) => interpolate(points, context),
@@ -192,7 +192,7 @@ impl CostModel {
 
     /// Nanoseconds to prefill `tokens` tokens that cost `price` each.
     #[must_use]
-    pub fn priced_ns(&self, price: f64, tokens: u64) -> Nanos {
+    pub(crate) fn priced_ns(&self, price: f64, tokens: u64) -> Nanos {
         whole(self.ns_per_token * real(tokens) * (price / self.base(0)))
     }
 }

@@ -69,11 +69,11 @@ impl Needed {
 
 /// Places on a path: ascending ranges that do not touch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Places(SmallVec<[Range<u32>; 4]>);
+pub(crate) struct Places(SmallVec<[Range<u32>; 4]>);
 
 impl Places {
     /// All places in these ranges.
-    pub fn of(ranges: impl IntoIterator<Item = Range<u32>>) -> Self {
+    pub(crate) fn of(ranges: impl IntoIterator<Item = Range<u32>>) -> Self {
         let mut ranges: SmallVec<[Range<u32>; 4]> =
             ranges.into_iter().filter(|range| !range.is_empty()).collect();
         ranges.sort_unstable_by_key(|range| range.start);
@@ -88,24 +88,24 @@ impl Places {
     }
 
     /// All of them, ascending.
-    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.ranges().flatten()
     }
 
     /// Their ranges, ascending.
-    pub fn ranges(&self) -> impl Iterator<Item = Range<u32>> + '_ {
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = Range<u32>> + '_ {
         self.0.iter().cloned()
     }
 
     /// Number of places.
     #[must_use]
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.0.iter().map(ExactSizeIterator::len).sum()
     }
 
     /// Whether a place is among them.
     #[must_use]
-    pub fn contains(&self, place: u32) -> bool {
+    pub(crate) fn contains(&self, place: u32) -> bool {
         let after = self.0.partition_point(|range| range.end <= place);
         self.0.get(after).is_some_and(|range| range.start <= place)
     }
@@ -113,7 +113,7 @@ impl Places {
 
 impl Group {
     /// Places within a range that resumes at any of these borders need.
-    pub fn needed_at(
+    pub(crate) fn needed_at(
         &self,
         borders: impl Iterator<Item = u32>,
         block_tokens: u64,

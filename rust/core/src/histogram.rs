@@ -26,7 +26,7 @@ impl Default for Histogram {
 
 impl Histogram {
     /// Records a time `often` times.
-    pub fn record(&mut self, time: Nanos, often: u64) {
+    pub(crate) fn record(&mut self, time: Nanos, often: u64) {
         self.classes.saturating_record_n(time, often);
         self.sum += u128::from(time) * u128::from(often);
     }

@@ -108,7 +108,7 @@ impl Lanes {
     }
 
     /// Adds measured busy time to all lanes of a name; returns whether there is one.
-    pub fn saw(&mut self, name: &str, busy: Nanos) -> bool {
+    pub(crate) fn saw(&mut self, name: &str, busy: Nanos) -> bool {
         let mut found = false;
         for lane in self.lanes.iter_mut().filter(|lane| lane.spec.name == name) {
             lane.seen = lane.seen.saturating_add(busy);
@@ -139,7 +139,7 @@ impl Lanes {
 
     /// Nanoseconds of a transmission over an idle lane.
     #[must_use]
-    pub fn takes(&self, lane: LaneId, bytes: u64) -> Nanos {
+    pub(crate) fn takes(&self, lane: LaneId, bytes: u64) -> Nanos {
         let spec = &self.lanes[lane].spec;
         spec.latency_ns.saturating_add(duration(bytes, spec.bytes_per_s))
     }
@@ -173,7 +173,8 @@ impl Lanes {
         self.lanes[lane].waited
     }
 
-    /// Measured busy time of this lane in nanoseconds; see [`Lanes::saw`].
+    /// Measured busy time of this lane in nanoseconds; see
+    /// [`Manager::saw_lane`](crate::manager::Manager::saw_lane).
     #[must_use]
     pub fn seen(&self, lane: LaneId) -> Nanos {
         self.lanes[lane].seen

@@ -44,13 +44,16 @@ mod trie;
 mod u32_map;
 mod visits;
 
+// The public API: what an engine, a store of blocks and a simulator need. `pub` elsewhere means no more
+// than this list; a new name here is reviewed.
 pub use block::{
     BlockId, GroupId, Handle, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, Place, Slot, Structure,
     TierId, Token,
 };
 pub use cost::{CostModel, Objective, layer_weight, position_weight};
 pub use error::{Error, Result};
-pub use group::{Group, GroupKind, longest, page_bytes};
+pub use group::longest as longest_resume;
+pub use group::{Group, GroupKind, Needed, page_bytes};
 pub use hint::{
     Answer, HIGHEST, Hint, HintCode, HintReply, NORMAL, Priority, Release, Retain, Target,
 };
@@ -66,9 +69,10 @@ pub use manager::{
 };
 pub use plan::pipeline::finish as pipeline_finish;
 pub use policy::NAMES as POLICIES;
-pub use record::{BlockKey, Label, Record, ScopeOwner, Usage, Wanted, keys_of, scope_key, sound};
+pub use record::sound as sound_price;
+pub use record::{BlockKey, Label, Record, ScopeOwner, Usage, Wanted, keys_of, scope_key};
 pub use residency::GroupSlots;
-pub use scope::{FIRST_DIGEST, Scope};
+pub use scope::Scope;
 pub use tier::{Kind, Owner, TierSpec, Write};
 pub use time::{DAY, NEVER, Nanos};
 pub use trie::Query;
@@ -81,6 +85,7 @@ pub mod internals {
     pub use crate::hint::Band;
     pub use crate::plan::{Source, Step, solve};
     pub use crate::policy::{Facts, LastUse, Reload, by_name};
+    pub use crate::scope::FIRST_DIGEST;
     #[cfg(any(test, debug_assertions))]
     pub use crate::visits::during as visits_during;
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::{mem, process};
 
-use kvtrie_core::{BlockKey, Label, Layers, Row, Usage, Wanted, sound};
+use kvtrie_core::{BlockKey, Label, Layers, Row, Usage, Wanted, sound_price};
 use kvtrie_store::{
     BlockRead, BlockWrite, Device, Durability, Error, KeptBlock, Meta, QueueKind, Settings, Store,
     System, UsedBlock,
@@ -360,7 +360,7 @@ impl DiskStore {
         let row = |row: kvtrie_store::StoredBlock| {
             let Meta { age, uses, session_blocks, priority, ttl, cost } = row.meta;
             let wanted = Wanted::found((priority, ttl));
-            let usage = Usage { age, uses, session_blocks, wanted, cost: sound(cost) };
+            let usage = Usage { age, uses, session_blocks, wanted, cost: sound_price(cost) };
             let label = Label { record: row.record, usage };
             Row { label, slot: row.slot, layers: row.layers, group }
         };

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::{mem, process};
 
-use kvtrie_core::{Label, Layers, Row, Usage, Wanted, sound};
+use kvtrie_core::{Label, Layers, Row, Usage, Wanted, sound_price};
 use kvtrie_store::{Error, Found, KeptFile as Table, Meta, Opened, Settings, Unsealed, UsedBlock};
 use numpy::{PyReadonlyArray1, PyReadonlyArray2};
 use pyo3::prelude::*;
@@ -263,7 +263,7 @@ impl KeptFile {
             let row = |row: kvtrie_store::StoredBlock| {
                 let Meta { age, uses, session_blocks, priority, ttl, cost } = row.meta;
                 let wanted = Wanted::found((priority, ttl));
-                let usage = Usage { age, uses, session_blocks, wanted, cost: sound(cost) };
+                let usage = Usage { age, uses, session_blocks, wanted, cost: sound_price(cost) };
                 let label = Label { record: row.record, usage };
                 Some(Row {
                     label,

@@ -136,6 +136,7 @@ impl Manager {
     ///
     /// # Errors
     /// [`Error::Config`] for a scope or tokens that cannot be.
+    #[doc(hidden)]
     pub fn cached_blocks(&self, tokens: &[Token], scope: &Scope) -> Result<Vec<Handle>> {
         self.open()?;
         self.check_named(scope, tokens)?;
@@ -143,6 +144,7 @@ impl Manager {
     }
 
     /// Number of retained blocks of a tier, and the maximum.
+    #[doc(hidden)]
     #[must_use]
     pub fn retained(&self, tier: TierId) -> (u64, u64) {
         let (retained, most) = &self.hints.retained[tier];

@@ -21,7 +21,7 @@ pub enum Query<'a> {
 impl<'a> Query<'a> {
     /// How many numbers.
     #[must_use]
-    pub fn len(self) -> usize {
+    pub(crate) fn len(self) -> usize {
         match self {
             Self::Tokens(tokens) => tokens.len(),
             Self::Signed(numbers) => numbers.len(),
@@ -29,15 +29,9 @@ impl<'a> Query<'a> {
         }
     }
 
-    /// Whether there are no numbers.
-    #[must_use]
-    pub fn is_empty(self) -> bool {
-        self.len() == 0
-    }
-
     /// The first `len` numbers.
     #[must_use]
-    pub fn first(self, len: usize) -> Self {
+    pub(crate) fn first(self, len: usize) -> Self {
         match self {
             Self::Tokens(tokens) => Self::Tokens(&tokens[..len]),
             Self::Signed(numbers) => Self::Signed(&numbers[..len]),
@@ -58,7 +52,7 @@ impl<'a> Query<'a> {
     /// The tokens, up to the first number out of range.
     #[inline]
     #[must_use]
-    pub fn tokens(self) -> Cow<'a, [Token]> {
+    pub(crate) fn tokens(self) -> Cow<'a, [Token]> {
         match self {
             Self::Tokens(tokens) => Cow::Borrowed(tokens),
             Self::Signed(numbers) => Cow::Owned(narrowed(numbers)),

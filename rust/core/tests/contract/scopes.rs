@@ -1,8 +1,8 @@
 //! Scopes: which requests may share blocks.
 
+use kvtrie_core::internals::FIRST_DIGEST;
 use kvtrie_core::{
-    Acquire, FIRST_DIGEST, Hint, Kind, LoadMode, Manager, Release, Retain, Scope, Settings,
-    Structure, Target,
+    Acquire, Hint, Kind, LoadMode, Manager, Release, Retain, Scope, Settings, Structure, Target,
 };
 
 use crate::rig::{GPU, Rig, SIZE, all_of, retain, settings, tier, tokens};

@@ -6,7 +6,7 @@
 
 use kvtrie_core::{
     BlockEvent, BlockEventKind, BlockKey, Group, Layers, Nanos, Result, Settings, TierId, keys_of,
-    longest, scope_key,
+    longest_resume, scope_key,
 };
 use rustc_hash::FxHashMap;
 
@@ -108,7 +108,7 @@ impl Directory for EventMap {
         for (row, parts) in found.iter_mut().zip(parts) {
             let most = u32::try_from(*row).expect("fewer than 2^32 blocks");
             let has = |group: usize, block: u32| parts[block as usize] & (1 << group) != 0;
-            *row = longest(&self.others, tokens, most, has) as usize;
+            *row = longest_resume(&self.others, tokens, most, has) as usize;
         }
         Ok(found)
     }

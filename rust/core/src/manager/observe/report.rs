@@ -82,6 +82,7 @@ impl Manager {
     }
 
     /// Runs of the trie: chains of blocks that share their values.
+    #[doc(hidden)]
     #[must_use]
     pub fn run_count(&self) -> usize {
         self.trie().runs()
@@ -146,6 +147,7 @@ impl Manager {
     ///
     /// # Errors
     /// As [`Manager::lookup`].
+    #[doc(hidden)]
     pub fn group_map(&self, tokens: &[Token], scope: &Scope) -> Result<Vec<Vec<bool>>> {
         self.open()?;
         let Some(id) = self.scopes.find(scope)? else { return Ok(Vec::new()) };

@@ -14,6 +14,7 @@ use crate::manager::request::life::lease::Hold;
 
 impl Manager {
     /// Number of scopes in use, and number of digests that have a number.
+    #[doc(hidden)]
     #[must_use]
     pub fn strangers(&self) -> (usize, usize) {
         let living = self.scopes.all().filter(|&(id, _)| self.scopes.in_use(id, self.trie()));
