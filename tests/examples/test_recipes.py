@@ -29,6 +29,7 @@ from tests.examples.recipes import (
 )
 
 from kvtrie.cli import doctor_disk, doctor_memory, main
+from kvtrie.cli.doctor import ENGINES as ENGINES_OF_DOCTOR
 from kvtrie.cli.doctor_memory import taken_at_most
 from kvtrie.engines.vllm.settings import Settings
 
@@ -121,6 +122,13 @@ def test_paths_of_settings_are_mounted(recipe):
     assert disk["path"] in engine.mounts
     assert host.get("keep", SHM).startswith(SHM)
     assert [tier["kind"] for tier in remote] == ["remote"] * (recipe != "base")
+
+
+def test_the_image_has_the_version_of_vllm_that_was_tested():
+    _, tested, _, _ = ENGINES_OF_DOCTOR["vllm"]
+    version = ".".join(map(str, tested))
+    assert f"FROM vllm/vllm-openai:v{version}." in (COMPOSE / "Dockerfile").read_text()
+    assert {engine.image for engine in ENGINES.values()} == {f"kvtrie-vllm:{version}"}
 
 
 def test_a_server_reads_the_settings(monkeypatch):
