@@ -5,11 +5,19 @@ from collections import deque
 
 import numpy as np
 import pytest
+from kept import memory_folder
 from tests.engines import vllm_engine
 from tests.engines.test_vllm_scheduler_reset import preempt_all
 from tests.engines.vllm_engine import PROMPT, SIZE, Engine, PlayedRequest, make_engine
 
 from kvtrie.settings.scope import Scope
+
+
+@pytest.fixture
+def path():
+    """A path for a kept file."""
+    with memory_folder() as folder:
+        yield folder / "pool"
 
 
 class Weights:
@@ -49,11 +57,11 @@ def found(engine, tokens, scope=None):
     return engine.scheduler.manager.lookup(tokens, now=now, scope=scope).tokens
 
 
-def priorities(engine, scope):
-    """The priorities of the prompt's blocks in host memory."""
+def priorities(engine, scope, tier=1):
+    """The priorities of the prompt's blocks on a tier."""
     manager, now = engine.scheduler.manager, engine.scheduler.cache.clock()
     blocks = manager.lookup(np.array(PROMPT, np.uint32), now=now, scope=scope).handles
-    return {manager.explain(block, now=now, tier=1).priority for block in blocks}
+    return {manager.explain(block, now=now, tier=tier).priority for block in blocks}
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -171,4 +179,50 @@ def test_weights_are_not_read_while_vllm_schedules_nothing(monkeypatch):
     engine.waiting = waiting
     engine.drain()
     assert engine.served == 1
+    engine.close()
+
+
+def serve_versions(engine, monkeypatch, versions):
+    """Serve the prompt with each version; its scope by version."""
+    weights, scopes = Weights(engine, monkeypatch), {}
+    for version in versions:
+        weights.pause(version)
+        engine.add(str(version), PROMPT, 1)
+        engine.drain()
+        engine.step()
+        scopes[version] = weights.scope(version)
+    return weights, scopes
+
+
+@pytest.mark.parametrize("tier", [1, 2])
+def test_the_next_server_has_all_versions_in_kept_memory_or_on_disk(
+    tmp_path, path, monkeypatch, tier
+):
+    where = {"keep": path} if tier == 1 else {"folder": str(tmp_path)}
+    engine = make_engine(host=16, **where)
+    _, scopes = serve_versions(engine, monkeypatch, [0, 1])
+    engine.close()
+    monkeypatch.undo()
+    again = make_engine(host=16, **where)
+    weights = Weights(again, monkeypatch)
+    again.step()
+    # Their order is not known, so those of other weights leave first.
+    assert priorities(again, Scope(), tier) == {35}
+    assert priorities(again, scopes[1], tier) == {0}
+    weights.pause(1)
+    again.add("back", PROMPT, 1)
+    again.drain()
+    assert again.found == 3 * SIZE
+    assert priorities(again, scopes[1], tier) == {35}
+    again.close()
+
+
+def test_a_shared_store_keeps_versions_that_a_server_has_dropped(tmp_path, monkeypatch):
+    engine = make_engine(host=16, store=f"folder:{tmp_path}")
+    weights, scopes = serve_versions(engine, monkeypatch, [0, 1, 2])
+    assert [found(engine, PROMPT, scopes[version]) for version in range(3)] == [0, 12, 12]
+    weights.pause(0)
+    engine.add("back", PROMPT, 1)
+    engine.drain()
+    assert engine.found == 3 * SIZE
     engine.close()

@@ -184,8 +184,14 @@ impl BlockManager {
         let mut fates = BTreeMap::new();
         for (given, fate) in [(Some(keep), VersionFate::Keep), (retire, VersionFate::Retire)] {
             let read = |_, given: Bound<'_, PyAny>| text(&given, "a version").map(str::to_owned);
-            let all = given.map(|given| items(given, MOST_VERSIONS, "versions", read));
-            fates.extend(all.transpose()?.unwrap_or_default().into_iter().map(|one| (one, fate)));
+            let all = given.map_or_else(
+                || Ok(Vec::new()),
+                |given| match given.try_iter() {
+                    Ok(_) => items(given, MOST_VERSIONS, "versions", read),
+                    Err(_) => Err(bad(format!("versions are {}, a sequence wanted", shown(given)))),
+                },
+            )?;
+            fates.extend(all.into_iter().map(|one| (one, fate)));
         }
         let from = (start, blocks.0);
         let sort = |manager: &mut Manager| manager.sort_versions(&fates, others, from, now.0);
