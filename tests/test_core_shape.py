@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 CORE = Path(__file__).parents[1] / "rust" / "core" / "src"
-LOWEST = ("node", "slots", "bands", "name", "policy_feed", "points", "meter")
+LOWEST = ("node", "slots", "bands", "name", "policy_feed", "points", "meter", "producers")
 RANKS = (LOWEST, ("evict",), ("moves",), ("request",), ("hints",), ("observe",))
 """Files and folders of the manager, the lowest first. The facade, manager.rs, has none."""
 

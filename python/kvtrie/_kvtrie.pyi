@@ -162,6 +162,7 @@ class BlockManager:
         objective: Literal["cost", "balanced", "hits"] = "cost",
         resume: ResumePoints | None = None,
         explain: bool = False,
+        secret: bytes | None = None,
     ) -> Self:
         """Make a manager without a block.
 
@@ -200,6 +201,8 @@ class BlockManager:
                 None keeps all tokens of all layers, as does one group of full attention.
             explain: whether evicted blocks are remembered for `explain_miss` under a policy that
                 does not remember them, in 8 bytes per block of the tiers; decides nothing.
+            secret: keys the hashes of tenants that have produced a block; scopes with
+                `share_after` need one if a tier outlives the manager.
 
         Raises:
             ConfigError: settings that contradict each other, or a disk with a path or a remote

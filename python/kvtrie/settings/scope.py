@@ -12,7 +12,10 @@ from typing import Literal, TypeAlias
 from kvtrie.errors import ConfigError
 from kvtrie.settings.argument import pairs, put, salt, text, whole, word
 
-__all__ = ["Scope", "Structure"]
+__all__ = ["MOST_PRODUCERS", "Scope", "Structure"]
+
+MOST_PRODUCERS = 32
+"""Largest `share_after`."""
 
 _MOST_DIGESTS = 2**16 - 1
 
@@ -24,22 +27,27 @@ class Scope:
     """Identity that sequences must share to share blocks, in addition to the model's.
 
     Attributes:
-        tenant: salt of the tenant; two tenants never share.
+        tenant: salt of the tenant; two tenants never share, unless both have `share_after`.
         lora: name of the adapter; two adapters never share. The part before its first space is
             the version of the weights, by which `BlockManager.sort_versions` drops blocks.
         extra: pairs of token offset and digest of an input at that token that is no token, an
             image say. Sequences share everything before the first digest in which they differ.
         structure: "leaf-only" where the engine reuses prefixes only, "holes" where it can
             recompute inside a sequence; None takes the manager's. Fixed at the scope's first use.
+        share_after: a block is shared among all tenants with `share_after` once this number of them
+            have computed it, 2 to 32; until then only those find it. None shares nothing. Of
+            different numbers the largest that a manager has seen counts.
 
     Raises:
-        ConfigError: an unknown structure, a negative or repeated offset, an empty digest.
+        ConfigError: an unknown structure, a negative or repeated offset, an empty digest; a
+            `share_after` below 2 or above 32, or without a tenant.
     """
 
     tenant: bytes = b""
     lora: str = ""
     extra: tuple[tuple[int, bytes], ...] = ()
     structure: Structure | None = None
+    share_after: int | None = None
 
     def __post_init__(self) -> None:
         put(
@@ -51,6 +59,10 @@ class Scope:
                 for at, digest in pairs("extra of a scope", self.extra, _MOST_DIGESTS)
             ),
         )
+        if self.share_after is not None:
+            put(self, share_after=whole("share_after", self.share_after, 2, MOST_PRODUCERS))
+            if not self.tenant:
+                raise ConfigError(f"share_after is {self.share_after} in a scope without a tenant")
         if self.structure is not None:
             word("structure", self.structure, ("leaf-only", "holes"))
         offsets = [at for at, _ in self.extra]

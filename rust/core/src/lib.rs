@@ -65,12 +65,14 @@ pub use manager::{
     Copy, DropOrder, Event, Eviction, ExpectedSession, Explanation, Failed, Groups, Lease,
     LoadMode, MOST_FAILED, Manager, Mark, Match, MatchedBlock, Miss, MissBranch, MissCause, Move,
     MoveKind, Occupancy, OpenMiss, Outcome, PinId, Plan, Reason, RequestStats, Row, Settings,
-    SortedVersions, Span, TierStats, TierTimes, Unpriced, VersionFate,
+    SortedVersions, Span, TierStats, TierTimes, Unpriced, VersionFate, producer_key,
 };
 pub use plan::pipeline::finish as pipeline_finish;
 pub use policy::NAMES as POLICIES;
 pub use record::sound as sound_price;
-pub use record::{BlockKey, Label, Record, ScopeOwner, Usage, Wanted, keys_of, scope_key};
+pub use record::{
+    BlockKey, Label, Producer, Record, ScopeOwner, Usage, Wanted, keys_of, scope_key,
+};
 pub use residency::GroupSlots;
 pub use scope::Scope;
 pub use tier::{Kind, Owner, TierSpec, Write};
@@ -85,7 +87,7 @@ pub mod internals {
     pub use crate::hint::Band;
     pub use crate::plan::{Source, Step, solve};
     pub use crate::policy::{Facts, LastUse, Reload, by_name};
-    pub use crate::scope::FIRST_DIGEST;
+    pub use crate::scope::{FIRST_DIGEST, SHARED};
     #[cfg(any(test, debug_assertions))]
     pub use crate::visits::during as visits_during;
 }

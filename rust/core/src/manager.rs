@@ -25,6 +25,7 @@ mod node;
 mod observe;
 mod points;
 mod policy_feed;
+mod producers;
 mod request;
 mod settings;
 mod slots;
@@ -67,7 +68,7 @@ pub use request::matching::price::Unpriced;
 pub use request::restart::index::Row;
 pub use request::restart::mark::Mark;
 pub use request::slots::pins::PinId;
-pub use settings::{DropOrder, Groups, Settings};
+pub use settings::{DropOrder, Groups, Settings, producer_key};
 
 use consequence::Consequences;
 use evict::set::EvictionSet;
@@ -80,6 +81,7 @@ use moves::shared_stores::SharedStores;
 use node::Node;
 use points::Points;
 use policy_feed::PolicyFeed;
+use producers::Producers;
 use request::life::ages::Ages;
 use request::life::session::Sessions;
 use request::matching::price::Prices;
@@ -121,6 +123,7 @@ pub struct Manager {
     events: VecDeque<Event>,
     block_events: BlockEvents,
     keys: keys::ContentKeys,
+    producers: Producers,
     refused: Refused,
     hints: Hints,
     prices: Prices,
@@ -161,10 +164,11 @@ impl Manager {
         let meter = Meter::new(tiers.len(), settings.eviction_log);
         let hints = Hints::new(&settings.tiers);
         Ok(Self {
+            scopes: Scopes::new(settings.lacks_producer_key()),
+            producers: Producers::new(settings.producer_key.unwrap_or_default()),
             blocks,
             settings,
             clock: Clock::default(),
-            scopes: Scopes::default(),
             tiers,
             lanes,
             private_slots,

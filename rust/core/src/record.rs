@@ -16,6 +16,9 @@ use crate::time::Nanos;
 /// Key of a block, or a scope, in stores and between machines: a cryptographic hash.
 pub type BlockKey = [u8; 32];
 
+/// Tenant that has computed a block: a keyed hash.
+pub type Producer = u64;
+
 const VERSION: u8 = 1;
 
 /// Scope of a first block and of all blocks after it.
@@ -94,6 +97,8 @@ pub struct Record {
     pub tokens: Vec<Token>,
     /// Digests of non-token input, each with its offset in the block.
     pub digests: Vec<(u32, Vec<u8>)>,
+    /// The tenants that may match it, until it is shared; no part of the key.
+    pub producers: Option<Vec<Producer>>,
 }
 
 /// Key of a scope, the parent of its first blocks.
@@ -165,18 +170,20 @@ impl Record {
     }
 
     /// The record as bytes: version `u8`, scope `u8` (0 none, 1 follows, 2 follows and is
-    /// leaf-only, 3 follows and may have holes), zero `u16`, number of digests and of tokens `u32`,
-    /// parent, tokens; per digest its offset and length `u32` and its bytes; then tenant and
+    /// leaf-only, 3 follows and may have holes), one more than the number of producers `u16` or 0 without a
+    /// list of them, number of digests and of tokens `u32`, parent, tokens, producers `u64`; per digest its offset and length `u32` and its bytes; then tenant and
     /// adapter, each preceded by its length `u32`. All little-endian.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64 + 4 * self.tokens.len());
         out.extend([VERSION, self.scope.as_ref().map_or(0, |owner| form(owner.structure))]);
-        out.extend([0; 2]);
+        let listed = self.producers.as_ref().map_or(0, |all| all.len() + 1);
+        out.extend(u16::try_from(listed).unwrap_or(u16::MAX).to_le_bytes());
         out.extend(length(self.digests.len()));
         out.extend(length(self.tokens.len()));
         out.extend(self.parent);
         out.extend(self.tokens.iter().flat_map(|token| token.to_le_bytes()));
+        out.extend(self.producers.iter().flatten().flat_map(|one| one.to_le_bytes()));
         for (offset, digest) in &self.digests {
             out.extend(offset.to_le_bytes());
             out.extend(length(digest.len()));
@@ -195,7 +202,7 @@ impl Record {
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut rest = bytes;
-        let [version, scoped, 0, 0] = *take(&mut rest, 4)? else { return None };
+        let [version, scoped, low, high] = *take(&mut rest, 4)? else { return None };
         let digests = number(&mut rest)?;
         let tokens = number(&mut rest)?;
         let parent = take(&mut rest, 32)?.try_into().ok()?;
@@ -203,6 +210,10 @@ impl Record {
             .chunks_exact(4)
             .map(|four| Token::from_le_bytes([four[0], four[1], four[2], four[3]]))
             .collect();
+        let producers = match u16::from_le_bytes([low, high]).checked_sub(1) {
+            None => None,
+            Some(listed) => Some(numbers(&mut rest, listed.into())?),
+        };
         let digests = (0..digests)
             .map(|_| {
                 let offset = u32::try_from(number(&mut rest)?).ok()?;
@@ -227,7 +238,7 @@ impl Record {
             _ => return None,
         };
         let known = version == VERSION && rest.is_empty();
-        known.then_some(Self { parent, scope, tokens, digests })
+        known.then_some(Self { parent, scope, tokens, digests, producers })
     }
 }
 
@@ -287,6 +298,12 @@ fn number(rest: &mut &[u8]) -> Option<usize> {
     usize::try_from(u32::from_le_bytes(bytes)).ok()
 }
 
+/// Numbers of eight bytes.
+fn numbers(rest: &mut &[u8], count: usize) -> Option<Vec<Producer>> {
+    let bytes = take(rest, count.checked_mul(8)?)?.chunks_exact(8);
+    Some(bytes.map(|eight| Producer::from_le_bytes(eight.try_into().expect("8 bytes"))).collect())
+}
+
 fn take<'a>(rest: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
     let (taken, left) = rest.split_at_checked(length)?;
     *rest = left;
@@ -311,12 +328,14 @@ mod tests {
             prop::option::of(scope),
             prop::collection::vec(any::<u32>(), 0..20),
             prop::collection::vec(digest, 0..4),
+            prop::option::of(prop::collection::vec(any::<u64>(), 0..4)),
         )
-            .prop_map(|(parent, scope, tokens, digests)| Record {
+            .prop_map(|(parent, scope, tokens, digests, producers)| Record {
                 parent,
                 scope,
                 tokens,
                 digests,
+                producers,
             })
     }
 
@@ -362,7 +381,8 @@ mod tests {
                 let own = digests.range(start..start + size as u64);
                 let own = own.map(|(&at, &one)| (u32::try_from(at - start).unwrap(), vec![one]));
                 let digests = own.collect();
-                let record = Record { parent, scope: None, tokens: tokens.to_vec(), digests };
+                let tokens = tokens.to_vec();
+                let record = Record { parent, tokens, digests, ..Record::default() };
                 prop_assert_eq!(*key, record.key());
                 parent = record.key();
             }
@@ -382,6 +402,7 @@ mod tests {
             scope: None,
             tokens: tokens.to_vec(),
             digests: digests.iter().map(|&(at, digest)| (at, digest.to_vec())).collect(),
+            producers: None,
         };
         let (seven, eight) = (7_u32.to_le_bytes(), 8_u32.to_le_bytes());
         let digested = record(&[1, 2], &[(0, &seven), (1, &eight)]);
@@ -393,7 +414,7 @@ mod tests {
     fn keys_are_the_same_in_every_process() {
         let parent = scope_key("model", 4, b"tenant", "");
         assert_eq!(hex(&parent), "58e4266b");
-        let record = Record { parent, scope: None, tokens: vec![1, 2, 3, 4], digests: vec![] };
+        let record = Record { parent, tokens: vec![1, 2, 3, 4], ..Record::default() };
         assert_eq!(hex(&record.key()), "b738cf4c");
         assert_ne!(parent, scope_key("model", 4, b"", "tenant"));
     }

@@ -9,7 +9,7 @@
 
 mod digests;
 
-use std::borrow::Borrow;
+use std::borrow::{Borrow, Cow};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use smallvec::SmallVec;
 
 use crate::block::Structure;
 use crate::error::{Error, Result};
+use crate::record::ScopeOwner;
 use crate::residency::Blocks;
 use crate::trie::{RunId, Trie};
 use crate::visits;
@@ -27,6 +28,13 @@ pub use digests::FIRST_DIGEST;
 
 /// Index of a scope in the table.
 pub(crate) type ScopeId = u32;
+
+/// The tenant of the scope in which tenants that share after a number of producers keep their blocks; no
+/// user's tenant has this name.
+pub const SHARED: &[u8] = b"kvtrie share_after";
+
+/// Most producers after which a block is shared.
+pub(crate) const MOST_PRODUCERS: u32 = 32;
 
 /// Description of a scope.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,11 +47,74 @@ pub struct Scope {
     pub extra: Vec<(u64, Vec<u8>)>,
     /// Whether holes may be made; `None` takes the manager's default.
     pub structure: Option<Structure>,
+    /// The number of tenants that must have produced a block before it is shared with all of them; 0
+    /// shares none.
+    pub share_after: u32,
 }
 
 impl Scope {
     fn is_plain(&self) -> bool {
         self.tenant.is_empty() && self.lora.is_empty()
+    }
+
+    /// Whether its blocks can become shared with other tenants.
+    #[must_use]
+    pub fn shares(&self) -> bool {
+        self.share_after > 0
+    }
+
+    /// The tenant that its blocks belong to: its own, or the one of all that share.
+    #[must_use]
+    pub fn owner(&self) -> &[u8] {
+        if self.shares() { SHARED } else { &self.tenant }
+    }
+
+    /// The scope of blocks that a store names by their owner. Its tenant produced none of them.
+    #[must_use]
+    pub fn of_owner(owner: &ScopeOwner) -> Self {
+        let shared = owner.tenant == SHARED;
+        Self {
+            tenant: if shared { Vec::new() } else { owner.tenant.clone() },
+            lora: owner.lora.clone(),
+            extra: Vec::new(),
+            structure: owner.structure,
+            share_after: if shared { MOST_PRODUCERS } else { 0 },
+        }
+    }
+
+    /// A name of the tenant within the scope that its blocks belong to: sessions and owners of hints are
+    /// apart although blocks are shared.
+    #[must_use]
+    pub fn local<'a>(&self, name: &'a str) -> Cow<'a, str> {
+        if self.shares() { Cow::Owned(self.prefix() + name) } else { Cow::Borrowed(name) }
+    }
+
+    /// Inverse of [`Scope::local`]; `None` for a name of another tenant.
+    #[must_use]
+    pub fn named<'a>(&self, local: &'a str) -> Option<&'a str> {
+        if self.shares() { local.strip_prefix(&self.prefix()) } else { Some(local) }
+    }
+
+    fn prefix(&self) -> String {
+        format!("{}/", blake3::hash(&self.tenant).to_hex())
+    }
+
+    /// Fails for a tenant's name or a number of producers that cannot be.
+    fn check(&self) -> Result<()> {
+        if self.tenant == SHARED {
+            return Err(Error::config(format!("tenant {SHARED:?} is reserved")));
+        }
+        let after = self.share_after;
+        match after {
+            0 => Ok(()),
+            2..=MOST_PRODUCERS if !self.tenant.is_empty() => Ok(()),
+            2..=MOST_PRODUCERS => {
+                Err(Error::config(format!("share_after is {after} in a scope without a tenant")))
+            }
+            _ => Err(Error::config(format!(
+                "share_after is {after}, 2 to {MOST_PRODUCERS} wanted, or 0 to share nothing"
+            ))),
+        }
     }
 }
 
@@ -65,7 +136,7 @@ fn name(tenant: &[u8], lora: &str) -> Name {
 
 impl Whose {
     fn new(scope: &Scope) -> Self {
-        Self(Arc::from(&*name(&scope.tenant, &scope.lora)))
+        Self(Arc::from(&*name(scope.owner(), &scope.lora)))
     }
 
     fn parts(&self) -> (&[u8], &[u8]) {
@@ -127,6 +198,8 @@ pub(crate) struct ScopeEntry {
     pub structure: Structure,
     /// Whether its first user chose the structure.
     pub chosen: bool,
+    /// Whether its blocks are of tenants that share after a number of producers.
+    pub shared: bool,
     /// Reference count: leases and hints, without its blocks.
     holders: u32,
     /// Whether it is in the list of scopes that may have become empty.
@@ -146,9 +219,17 @@ pub(crate) struct Scopes {
     ids: BTreeMap<Whose, ScopeId>,
     /// Numbers for images and the like.
     pub digests: Digests,
+    /// Whether blocks outlive the manager without a secret that keys their producers.
+    no_secret: bool,
 }
 
 impl Scopes {
+    /// No scopes; with `no_secret` none that shares after a number of producers can be.
+    #[must_use]
+    pub(crate) fn new(no_secret: bool) -> Self {
+        Self { no_secret, ..Self::default() }
+    }
+
     /// The scope of an id in the table.
     #[must_use]
     pub(crate) fn get(&self, id: ScopeId) -> &ScopeEntry {
@@ -257,15 +338,34 @@ impl Scopes {
         broken
     }
 
+    /// Whether a scope would keep producers where no secret keys them.
+    #[must_use]
+    pub(crate) fn refuses(&self, scope: &Scope) -> bool {
+        scope.shares() && self.no_secret
+    }
+
+    /// The id of a scope that was used before, whatever its structure.
+    #[must_use]
+    pub(crate) fn known(&self, scope: &Scope) -> Option<ScopeId> {
+        self.ids.get(&*name(scope.owner(), &scope.lora)).copied()
+    }
+
     /// The id of a scope that was used before.
     ///
     /// # Errors
-    /// [`Error::Config`] if it was used with another structure.
+    /// [`Error::Config`] if it was used with another structure, or for a scope that cannot be.
     pub(crate) fn find(&self, scope: &Scope) -> Result<Option<ScopeId>> {
-        let found = if scope.is_plain() {
+        let found = if scope.is_plain() && !scope.shares() {
             self.plain
         } else {
-            self.ids.get(&*name(&scope.tenant, &scope.lora)).copied()
+            scope.check()?;
+            if self.refuses(scope) {
+                return Err(Error::config(
+                    "share_after with a disk or a shared store needs a secret: producers are kept \
+                     with the blocks",
+                ));
+            }
+            self.known(scope)
         };
         let Some(id) = found else { return Ok(None) };
         let fixed = self.get(id).structure;
@@ -293,6 +393,7 @@ impl Scopes {
             seed: whose.seed(),
             structure: scope.structure.unwrap_or(default),
             chosen: scope.structure.is_some(),
+            shared: scope.shares(),
             holders: 0,
             left: false,
             whose: whose.clone(),
@@ -304,7 +405,7 @@ impl Scopes {
             self.entries.push(Some(entry));
             ScopeId::try_from(self.entries.len() - 1).expect("fewer than 2^32 scopes")
         };
-        if scope.is_plain() {
+        if scope.is_plain() && !scope.shares() {
             self.plain = Some(id);
         }
         self.ids.insert(whose, id);

@@ -35,4 +35,5 @@ mod tenants;
 mod transit;
 mod versions;
 mod victims;
+mod visibility;
 mod write;

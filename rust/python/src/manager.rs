@@ -77,11 +77,11 @@ impl BlockManager {
         model, tiers, *, block_tokens=16, policy=String::from("learned"), cost=None,
         structure=Structure::LeafOnly, drop_order=DropOrder::Shallow, token_weight=1, machine=0, ranks=1,
         events=0, events_of=false, eviction_log=0, reuse=true, epsilon=0.015_625,
-        objective=Objective::Cost, resume=None, explain=false
+        objective=Objective::Cost, resume=None, explain=false, secret=None
     ), text_signature = "(model, tiers, *, block_tokens=16, policy='learned', cost='default', \
         structure='leaf-only', drop_order='shallow', token_weight=1, machine=0, ranks=1, \
         events=0, events_of='evictions', eviction_log=0, reuse=True, epsilon=0.015625, \
-        objective='cost', resume=None, explain=False)")]
+        objective='cost', resume=None, explain=False, secret=None)")]
     fn new(
         model: &Bound<'_, PyAny>,
         tiers: &Bound<'_, PyAny>,
@@ -101,6 +101,7 @@ impl BlockManager {
         #[pyo3(from_py_with = settings::objective)] objective: Objective,
         resume: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = number::explain)] explain: bool,
+        #[pyo3(from_py_with = settings::secret_key)] secret: Option<[u8; 32]>,
     ) -> PyResult<Self> {
         let py = model.py();
         let tiers = settings::tiers(tiers)?;
@@ -117,6 +118,7 @@ impl BlockManager {
             eviction_log: eviction_log as usize,
             reuse,
             explain,
+            producer_key: secret,
             epsilon,
             cost: basic.cost.with_objective(objective),
             ..basic

@@ -30,6 +30,10 @@ pub(crate) fn scope(given: Option<&Bound<'_, PyAny>>) -> PyResult<Scope> {
         lora: given.getattr(intern!(py, "lora"))?.extract()?,
         extra,
         structure: named.as_deref().map(structure).transpose()?,
+        share_after: given
+            .getattr(intern!(py, "share_after"))?
+            .extract::<Option<u32>>()?
+            .unwrap_or(0),
     })
 }
 

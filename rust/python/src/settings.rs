@@ -8,7 +8,7 @@ use kvtrie_core::{
     Structure, TierSpec, Write,
 };
 use pyo3::prelude::*;
-use pyo3::types::{PyString, PyTuple};
+use pyo3::types::{PyBytes, PyString, PyTuple};
 
 use crate::error::{bad, raise};
 use crate::memory::items;
@@ -93,7 +93,23 @@ pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
         eviction_log: 0,
         groups: resume.map(|resume| resume.groups),
         explain: false,
+        producer_key: None,
     })
+}
+
+/// Key of the hashes of producers, out of a manager's `secret`.
+pub(crate) fn secret_key(given: &Bound<'_, PyAny>) -> PyResult<Option<[u8; 32]>> {
+    if given.is_none() {
+        return Ok(None);
+    }
+    let Ok(secret) = given.cast::<PyBytes>() else {
+        let kind = given.get_type();
+        return Err(bad(format!("secret is of type {kind}, bytes or None wanted")));
+    };
+    if secret.as_bytes().is_empty() {
+        return Err(bad("secret is empty"));
+    }
+    Ok(Some(kvtrie_core::producer_key(secret.as_bytes())))
 }
 
 /// Kind, window, sinks, bytes of a slot and layers of a group.

@@ -204,8 +204,12 @@ impl ValueFormat {
         let sums = FIXED + SUM * usize::from(self.layers);
         let end = sums.saturating_add(half(header, 36) as usize);
         let record = header.get(sums..end).and_then(Record::decode);
-        if record.is_none_or(|record| record.key() != *key) {
+        let Some(record) = record.filter(|record| record.key() == *key) else {
             return Err("record of another block".into());
+        };
+        // Only blocks that every tenant of the scope may match are written.
+        if record.producers.is_some() {
+            return Err("a block that is not shared".into());
         }
         Ok(&header[FIXED..sums])
     }
@@ -252,7 +256,7 @@ mod tests {
 
     fn record(token: u32) -> Record {
         let parent = scope_key("model", 4, b"", "");
-        Record { parent, scope: None, tokens: vec![token; 4], digests: vec![] }
+        Record { parent, tokens: vec![token; 4], ..Record::default() }
     }
 
     fn memory() -> Vec<u8> {

@@ -70,9 +70,9 @@ impl Device for Scale {
 fn longest(settings: &Settings, token: u32) -> Block {
     let mut record = Record {
         parent: scope_key("tiny", 4, b"", ""),
-        scope: None,
         tokens: vec![token; 4],
         digests: vec![(0, vec![])],
+        ..Record::default()
     };
     let room = settings.record_bytes() - record.encode().len();
     record.digests[0].1 = vec![7; room];

@@ -96,7 +96,8 @@ fn restart(blocks: u32, out: &mut dyn Write) {
         let tenant = slot.to_le_bytes().to_vec();
         let owner = kvtrie_core::ScopeOwner { tenant, lora: String::new(), structure: None };
         let scope = (slot % 1000 == 0).then(|| Box::new(owner));
-        let record = Record { parent: last, scope, tokens: vec![slot; 16], digests: vec![] };
+        let tokens = vec![slot; 16];
+        let record = Record { parent: last, scope, tokens, ..Record::default() };
         last = record.key();
         let bytes = record.encode();
         let layer = Layers::new(0, 1);

@@ -60,5 +60,6 @@ pub(crate) fn settings(policy: &str, blocks: u32, number: usize) -> Settings {
         eviction_log: 0,
         groups: None,
         explain: false,
+        producer_key: None,
     }
 }

@@ -34,7 +34,6 @@ use crate::record::Wanted;
 use crate::scope::{Scope, ScopeId};
 use crate::tier::{ResidencyState, TierSpec};
 use crate::time::Nanos;
-use crate::trie::Query;
 
 use crate::manager::Manager;
 use crate::manager::request::life::session::SessionId;
@@ -93,8 +92,11 @@ impl Hints {
         self.claims.is_empty() && self.demoting.is_empty() && !self.pending.awaited()
     }
 
-    fn owner(&self, name: Option<&str>) -> Arc<str> {
-        name.map_or_else(|| self.anonymous.clone(), Arc::from)
+    fn owner(&self, scope: &Scope, name: Option<&str>) -> Arc<str> {
+        match name {
+            None if !scope.shares() => self.anonymous.clone(),
+            _ => Arc::from(&*scope.local(name.unwrap_or_default())),
+        }
     }
 }
 
@@ -248,17 +250,25 @@ impl Manager {
 
     /// The session of a name in a scope.
     fn session(&self, name: &str, scope: &Scope) -> Option<SessionId> {
-        self.sessions.find(self.scopes.find(scope).ok()??, name)
+        self.sessions.find(self.scopes.find(scope).ok()??, &scope.local(name))
     }
 
-    /// The cached blocks of a sequence.
-    fn cached_path(&self, scope: &Scope, tokens: &[Token]) -> Vec<BlockId> {
-        let mut path = Vec::new();
-        if let Ok(Some(id)) = self.scopes.find(scope) {
-            let content = self.scopes.digests.content(scope, 0, tokens);
-            self.trie().walk(self.scopes.get(id).root, Query::Tokens(&content), &mut path);
+    /// The scope of a hint's target.
+    fn target_scope(&self, target: &Target) -> Scope {
+        match target {
+            Target::Tokens { scope, .. } | Target::Session { scope, .. } => scope.clone(),
+            Target::Lease(id) => {
+                self.leases.get(id).map_or_else(Scope::default, |lease| lease.scope.clone())
+            }
         }
-        path
+    }
+
+    /// The cached blocks of a sequence that its scope may match.
+    fn cached_path(&self, scope: &Scope, tokens: &[Token]) -> Vec<BlockId> {
+        if self.scopes.find(scope).is_err() {
+            return Vec::new();
+        }
+        self.visible_path(scope, &self.scopes.digests.content(scope, 0, tokens))
     }
 
     /// Frees the scopes and digests of pending hints that have ended.
@@ -352,6 +362,17 @@ impl Manager {
         if self.hints.pending.any_ended() {
             self.free_ended();
         }
+    }
+}
+
+/// The reply about blocks that other tenants may have produced too: it depends on none of them.
+fn accepted(blocks: u64) -> HintReply {
+    HintReply {
+        answer: Answer::Accepted,
+        blocks,
+        left: 0,
+        code: HintCode::Accepted,
+        reason: String::new(),
     }
 }
 

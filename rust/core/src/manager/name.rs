@@ -8,7 +8,9 @@ use smallvec::SmallVec;
 
 use crate::block::{BlockId, Token};
 use crate::error::Result;
-use crate::record::{BlockKey, Label, Record, ScopeOwner, Usage, chained, keys_with, scope_key};
+use crate::record::{
+    BlockKey, Label, Producer, Record, ScopeOwner, Usage, chained, keys_with, scope_key,
+};
 use crate::scope::Scope;
 use crate::time::{Nanos, stamp};
 
@@ -23,7 +25,7 @@ impl Manager {
     pub fn keys(&self, scope: &Scope, tokens: &[Token]) -> Result<Vec<BlockKey>> {
         self.open()?;
         self.scopes.digests.check(scope, tokens)?;
-        let first = self.scope_key(&scope.tenant, &scope.lora);
+        let first = self.scope_key(scope.owner(), &scope.lora);
         let size = self.block_tokens();
         Ok(keys_with(first, tokens, size, scope.extra.clone()).collect())
     }
@@ -112,8 +114,9 @@ impl Manager {
                 None => token,
             })
             .collect();
+        let producers = self.producers.of(block).map(<[Producer]>::to_vec);
         match above {
-            Some(parent) => Record { parent, scope: None, tokens, digests },
+            Some(parent) => Record { parent, scope: None, tokens, digests, producers },
             None => Record {
                 parent: self.scope_key_of(block),
                 scope: Some(Box::new(ScopeOwner {
@@ -123,6 +126,7 @@ impl Manager {
                 })),
                 tokens,
                 digests,
+                producers,
             },
         }
     }

@@ -329,6 +329,7 @@ impl Manager {
         if self.settings.priced {
             self.prices.wait(&path[known..]);
         }
+        self.begin_producers(node.scope, &path[known..]);
         self.grant_new(node.scope, parent, &path[known..]);
     }
 
@@ -496,7 +497,8 @@ impl Manager {
             && self.refused.is_empty()
             && self.hints.is_empty()
             && self.prices.tracks_none()
-            && self.ages.is_empty();
+            && self.ages.is_empty()
+            && self.producers.is_empty();
         // Without hints, sessions and keys the tables are empty: no work per block.
         if empty {
             return;
@@ -509,6 +511,7 @@ impl Manager {
             self.forget_hints(block, parent);
             self.prices.forget(block);
             self.ages.forget(block);
+            self.producers.forget(block);
         }
     }
 

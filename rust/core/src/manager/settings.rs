@@ -59,8 +59,17 @@ pub struct Settings {
     pub eviction_log: usize,
     /// Whether evicted blocks are remembered for `miss` under policies that do not need that.
     pub explain: bool,
+    /// Keys the hashes of tenants that have produced a block; without one no scope shares after a number of
+    /// producers on a disk or a shared store.
+    pub producer_key: Option<[u8; 32]>,
     /// The groups of a model with several, of which each keeps only what it needs.
     pub groups: Option<Groups>,
+}
+
+/// The key of the hashes of producers that a secret gives.
+#[must_use]
+pub fn producer_key(secret: &[u8]) -> [u8; 32] {
+    blake3::derive_key("kvtrie 2026-11 producers of blocks", secret)
 }
 
 /// Groups of layers, and which borders stay resumable.
@@ -194,6 +203,7 @@ impl Settings {
             block_events: 0,
             eviction_log: 0,
             explain: false,
+            producer_key: None,
             groups: None,
         }
     }
@@ -204,6 +214,13 @@ impl Settings {
             Some(groups) if group > 0 => groups.groups[usize::from(group)].slot_bytes,
             _ => self.layer_bytes * u64::from(layers.len()),
         }
+    }
+
+    /// Whether blocks outlive the manager, and no key hashes those that produced them.
+    pub(super) fn lacks_producer_key(&self) -> bool {
+        let outlives =
+            |tier: &TierSpec| tier.kept || matches!(tier.kind, Kind::Disk | Kind::Remote);
+        self.producer_key.is_none() && self.tiers.iter().any(outlives)
     }
 
     /// Checks every field, and the tiers against each other.

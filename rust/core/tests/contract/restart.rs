@@ -18,7 +18,7 @@ fn row_of(tenant: &[u8], behind: Option<&Row>, tokens: &[u32], slot: u32, age: u
         parent: behind.map_or(scope_key("rig", 4, tenant, ""), |row| row.label.record.key()),
         scope: behind.is_none().then(|| Box::new(scope)),
         tokens: tokens.to_vec(),
-        digests: Vec::new(),
+        ..Record::default()
     };
     let usage = Usage { age, uses: 1, ..Usage::default() };
     Row { label: Label { record, usage }, slot, layers: ALL, group: 0 }

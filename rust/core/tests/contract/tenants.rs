@@ -1,12 +1,12 @@
 //! Isolation: calls of one tenant change no state of another's, whatever names they use.
 
 use kvtrie_core::{
-    Acquire, Hint, HintReply, Kind, LeaseId, LoadMode, Release, Retain, Scope, Settings, Target,
-    TierId, TierSpec, Token,
+    Acquire, Asked, Hint, HintReply, Kind, LeaseId, LoadMode, Release, Retain, Scope, Settings,
+    Target, TierId, TierSpec, Token,
 };
 use proptest::prelude::*;
 
-use crate::rig::{GPU, HOST, Rig, all_of, settings, tier, tokens};
+use crate::rig::{GPU, HOST, Rig, all_of, settings, share, tier, tokens};
 
 /// One call of a tenant; both draw from the same names and tokens.
 #[derive(Clone, Debug)]
@@ -38,20 +38,28 @@ enum Action {
     Prefetch,
 }
 
-fn scope(mine: bool) -> Scope {
-    Scope { tenant: if mine { b"mine".to_vec() } else { b"other".to_vec() }, ..Scope::default() }
+fn scope(mine: bool, share_after: u32) -> Scope {
+    let tenant = if mine { b"mine".to_vec() } else { b"other".to_vec() };
+    Scope { tenant, share_after, ..Scope::default() }
 }
 
 /// A manager, and the lease that each tenant holds.
 struct Managed {
     rig: Rig,
     held: [Option<LeaseId>; 2],
+    /// Producers of a shared block; 0 shares none.
+    share_after: u32,
 }
 
 impl Managed {
+    fn scope(&self, mine: bool) -> Scope {
+        scope(mine, self.share_after)
+    }
+
     fn serve(&mut self, call: &Call, commits: bool) -> LeaseId {
         let prompt = tokens(call.stem, call.blocks);
-        let ask = Acquire { scope: scope(call.mine), session: Some(call.name), ..all_of(&prompt) };
+        let ask =
+            Acquire { scope: self.scope(call.mine), session: Some(call.name), ..all_of(&prompt) };
         let id = self.rig.ask(&ask).expect("there is room");
         self.rig.run();
         if commits {
@@ -64,12 +72,12 @@ impl Managed {
     fn carry_out(&mut self, call: &Call) -> Vec<HintReply> {
         let (name, whose) = (call.name.to_owned(), usize::from(call.mine));
         let path: Vec<Token> = tokens(call.stem, call.blocks);
-        let session = || Target::Session { name: name.clone(), scope: scope(call.mine) };
+        let session = || Target::Session { name: name.clone(), scope: self.scope(call.mine) };
         let retain = |target, priority, owner| {
             let decode_priority = matches!(target, Target::Session { .. }).then_some(20);
             Hint::Retain(Retain { owner, decode_priority, ..crate::rig::retain(target, priority) })
         };
-        let sequence = || Target::Tokens { tokens: path.clone(), scope: scope(call.mine) };
+        let sequence = || Target::Tokens { tokens: path.clone(), scope: self.scope(call.mine) };
         let hint = match call.action {
             Action::Serve | Action::GiveUp => {
                 let id = self.serve(call, matches!(call.action, Action::Serve));
@@ -103,11 +111,13 @@ impl Managed {
                 retain(Target::Lease(id), priority, None)
             }
             Action::ReleaseSession => {
-                Hint::Release(Release::Session { name, scope: scope(call.mine) })
+                Hint::Release(Release::Session { name, scope: self.scope(call.mine) })
             }
-            Action::ReleaseOwner => Hint::Release(Release::Owner { name, scope: scope(call.mine) }),
+            Action::ReleaseOwner => {
+                Hint::Release(Release::Owner { name, scope: self.scope(call.mine) })
+            }
             Action::ReleaseTokens => {
-                let (tokens, scope) = (path.clone(), scope(call.mine));
+                let (tokens, scope) = (path.clone(), self.scope(call.mine));
                 Hint::Release(Release::Tokens { tokens, scope, owner: Some(name) })
             }
             Action::Demote => Hint::Demote { target: session(), tier: HOST },
@@ -123,8 +133,9 @@ impl Managed {
         let mut all = Vec::new();
         let mut ranked: Vec<(TierId, usize, u32, usize)> = Vec::new();
         for stem in 0..STEMS {
-            let known =
-                manager.cached_blocks(&tokens(stem, BLOCKS), &scope(true)).expect("a good scope");
+            let known = manager
+                .cached_blocks(&tokens(stem, BLOCKS), &self.scope(true))
+                .expect("a good scope");
             for (at, &block) in known.iter().enumerate() {
                 all.push(format!("{stem} {at} {:?}", manager.priority(block)));
                 for tier in [GPU, HOST] {
@@ -138,10 +149,34 @@ impl Managed {
         }
         ranked.sort_unstable();
         all.extend(ranked.iter().map(|(tier, _, stem, at)| format!("{tier}: {stem} {at}")));
-        let sessions = manager.sessions(&scope(true)).expect("a good scope");
+        let sessions = manager.sessions(&self.scope(true)).expect("a good scope");
         let held =
             self.held[1].map(|id| manager.session_name(id).expect("held").map(str::to_owned));
         all.push(format!("{held:?}"));
+        all.extend(
+            sessions.iter().map(|(name, length, path)| format!("{name} {length} {}", path.len())),
+        );
+        all.join("\n")
+    }
+
+    /// All that the first tenant can learn of blocks.
+    fn seen(&mut self) -> String {
+        let (mine, now) = (self.scope(true), self.rig.now);
+        let mut all = Vec::new();
+        for stem in 0..STEMS {
+            let tokens = tokens(stem, BLOCKS);
+            let asked = Asked { tokens: &tokens, scope: &mine, session: Some("s"), limit: 4 };
+            let miss = self.rig.manager.miss(&asked, now).expect("a good question").close();
+            let known = self.rig.manager.cached_blocks(&tokens, &mine).expect("a good scope");
+            let matched = self.rig.manager.matched(&tokens, &mine, 0).expect("a good lookup");
+            let causes = (miss.causes, miss.parted_at, miss.in_flight, miss.evicted);
+            all.push(format!(
+                "{stem} {} {matched} {causes:?} {:?}",
+                known.len(),
+                miss.branches.len()
+            ));
+        }
+        let sessions = self.rig.manager.sessions(&mine).expect("a good scope");
         all.extend(
             sessions.iter().map(|(name, length, path)| format!("{name} {length} {}", path.len())),
         );
@@ -191,7 +226,7 @@ proptest! {
         calls in prop::collection::vec(any_call(), 1..30),
         policy in prop_oneof![Just("lru"), Just("weighted"), Just("checkerboard"), Just("restore")],
     ) {
-        let shop = || Managed { rig: Rig::new(roomy(policy)), held: [None, None] };
+        let shop = || Managed { rig: Rig::new(roomy(policy)), held: [None, None], share_after: 0 };
         let (mut shared, mut alone) = (shop(), shop());
         for (at, call) in calls.iter().enumerate() {
             for shop in [&mut shared, &mut alone] {
@@ -209,6 +244,39 @@ proptest! {
                 shop.rig.call(|manager, _| manager.hint(&[], now)).expect("time passes");
             }
             prop_assert_eq!(shared.mine(), alone.mine(), "after {:?}", call);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: share(200),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    /// Of two tenants, where three must have produced a block. Which tier has a block that both have
+    /// produced depends on both, as does whether a prefetch moves it.
+    #[test]
+    fn no_answer_to_a_tenant_depends_on_blocks_of_another_before_enough_have_produced_them(
+        calls in prop::collection::vec(any_call(), 1..30),
+    ) {
+        let shop = || Managed { rig: Rig::new(roomy("lru")), held: [None, None], share_after: 3 };
+        let (mut shared, mut alone) = (shop(), shop());
+        for (at, call) in calls.iter().enumerate() {
+            for shop in [&mut shared, &mut alone] {
+                shop.rig.now = 1000 * (2 + at as u64);
+            }
+            let replies = shared.carry_out(call);
+            shared.rig.run();
+            if call.mine {
+                let same = alone.carry_out(call);
+                alone.rig.run();
+                if !matches!(call.action, Action::Prefetch) {
+                    prop_assert_eq!(replies, same, "{:?}", call);
+                }
+            }
+            prop_assert_eq!(shared.seen(), alone.seen(), "after {:?}", call);
         }
     }
 }

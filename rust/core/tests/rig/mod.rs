@@ -89,6 +89,7 @@ pub(crate) fn settings(tiers: Vec<TierSpec>) -> Settings {
         eviction_log: 0,
         groups: None,
         explain: false,
+        producer_key: None,
     }
 }
 

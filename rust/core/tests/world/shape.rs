@@ -68,6 +68,7 @@ pub(crate) fn settings(seed: u64) -> Settings {
         eviction_log: 100,
         groups: None,
         explain: false,
+        producer_key: None,
     }
 }
 

@@ -368,5 +368,6 @@ fn settings(seed: u64) -> Settings {
         eviction_log: 16,
         groups: None,
         explain: false,
+        producer_key: None,
     }
 }

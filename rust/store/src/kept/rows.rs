@@ -6,6 +6,8 @@
 
 use std::sync::atomic::Ordering;
 
+use kvtrie_core::Record;
+
 use super::entry::{self, SEALED, USAGE, split};
 use super::{KeptFile, UNPROVED};
 use crate::claim::lock;
@@ -87,7 +89,7 @@ impl KeptFile {
                 continue;
             }
             let Some(found) = self.entry(used.slot, word_now) else { continue };
-            if found.record == *used.record {
+            if same_block(&found.record, used.record) {
                 let usage = entry::usage(&used.meta, wall_now);
                 self.map.write(self.at(used.slot) + USAGE, &usage);
                 noted += 1;
@@ -95,4 +97,10 @@ impl KeptFile {
         }
         Ok(noted)
     }
+}
+
+/// Whether two records are of one block. Tenants may have produced it since it was written.
+fn same_block(one: &Record, other: &Record) -> bool {
+    let content = |record: &'_ Record| (record.parent, record.scope.is_some());
+    content(one) == content(other) && one.tokens == other.tokens && one.digests == other.digests
 }

@@ -55,22 +55,22 @@ pub(crate) fn first(scope: u32) -> Block {
         parent: scope_key("tiny", 4, &tenant, ""),
         scope: Some(Box::new(ScopeOwner { tenant, lora: String::new(), structure: None })),
         tokens: vec![scope; 4],
-        digests: vec![],
+        ..Record::default()
     };
     Block { key: record.key(), record: record.encode() }
 }
 
 /// The block after `parent` with the token `token`.
 pub(crate) fn behind(parent: &Block, token: u32) -> Block {
-    let record =
-        Record { parent: parent.key, scope: None, tokens: vec![token; 4], digests: vec![] };
+    let record = Record { parent: parent.key, tokens: vec![token; 4], ..Record::default() };
     Block { key: record.key(), record: record.encode() }
 }
 
 /// A block after `parent` whose record is longer than a sector, so that its header page can tear.
 pub(crate) fn long(parent: &Block, token: u32) -> Block {
     let digests = vec![(0, vec![9; 900])];
-    let record = Record { parent: parent.key, scope: None, tokens: vec![token; 4], digests };
+    let tokens = vec![token; 4];
+    let record = Record { parent: parent.key, tokens, digests, ..Record::default() };
     Block { key: record.key(), record: record.encode() }
 }
 

@@ -111,6 +111,9 @@ impl Manager {
         younger: Stamp,
         now: Nanos,
     ) -> bool {
+        if !self.may_leave(tier, block) {
+            return false;
+        }
         let Some(dirty) = self.unwritten(tier, block, source) else { return false };
         // An engine takes its slots back whenever it wants.
         let waits = source.is_none() && self.tiers.above_shared(tier);

@@ -104,7 +104,7 @@ impl Manager {
         path: &[BlockId],
     ) -> Option<Vec<(BlockKey, BlockKey)>> {
         if let Target::Tokens { tokens, scope } = target {
-            let first = self.scope_key(&scope.tenant, &scope.lora);
+            let first = self.scope_key(scope.owner(), &scope.lora);
             let keys = self.keys(scope, tokens).ok()?;
             return Some(keys.into_iter().map(|key| (first, key)).collect());
         }

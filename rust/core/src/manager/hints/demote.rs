@@ -11,7 +11,7 @@ use crate::hint::{Answer, HintCode, HintReply, Target};
 use crate::tier::ResidencyState;
 use crate::time::{Nanos, Stamp};
 
-use super::rejected;
+use super::{accepted, rejected};
 use crate::manager::Manager;
 use crate::manager::evict::set::Fate;
 use crate::manager::kinds::Cause;
@@ -34,12 +34,15 @@ impl Manager {
             Ok(path) => path,
             Err(reason) => return rejected(reason),
         };
-        let mut blocks = 0;
+        let (mut blocks, scope) = (0, self.target_scope(target));
         for &block in path.iter().rev() {
             // Room for a block demoted before it may have cost this one its last copy.
-            if self.trie().alive(block) {
+            if self.trie().alive(block) && self.own(&scope, block) {
                 blocks += u64::from(self.lower(block, to, now) != Descent::Stays);
             }
+        }
+        if scope.shares() && !path.is_empty() {
+            return accepted(path.len() as u64);
         }
         let left = path.len() as u64 - blocks;
         let (answer, code, reason) = match (blocks, left) {

@@ -203,11 +203,11 @@ impl PendingHints {
         self.sequences.insert((scope, number), Sequence { content, at, hint });
     }
 
-    /// Takes the hints that cover a new block below `parent`, and advances them to it. `before`
-    /// tokens precede it.
+    /// Takes the hints that cover a new block below `parent`, of owners whose name begins with `mine`, and
+    /// advances them to it. `before` tokens precede it.
     pub(crate) fn arrived(
         &mut self,
-        scope: ScopeId,
+        (scope, mine): (ScopeId, &str),
         parent: Option<BlockId>,
         block: BlockId,
         tokens: &[Token],
@@ -218,7 +218,7 @@ impl PendingHints {
             let known = self.sequences.get_mut(&(scope, number)).expect("anchored");
             let rest = known.content.get(before..).unwrap_or_default();
             // Another child: the sequence goes on waiting at the parent.
-            if !rest.starts_with(tokens) {
+            if !rest.starts_with(tokens) || !known.hint.owner.starts_with(mine) {
                 continue;
             }
             pending.push(known.hint.clone());

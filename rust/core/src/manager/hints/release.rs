@@ -13,7 +13,7 @@ use crate::block::{BlockId, Token};
 use crate::hint::{Answer, HintCode, HintReply, Release};
 use crate::scope::{Scope, ScopeId};
 
-use super::rejected;
+use super::{accepted, rejected};
 use crate::manager::Manager;
 use crate::manager::request::life::session::SessionId;
 
@@ -43,24 +43,29 @@ impl Manager {
 
     /// Finishes a session and releases its blocks.
     fn release_session(&mut self, name: &str, scope: &Scope) -> HintReply {
-        let Ok(Some(scope)) = self.scopes.find(scope) else {
+        let Ok(Some(id)) = self.scopes.find(scope) else {
             return rejected(format!("session '{name}' has no block and no hint"));
         };
-        let pending = self.hints.pending.end_session(scope, name);
-        let mine = self.withdraw_all(scope, name);
+        let local = scope.local(name);
+        let pending = self.hints.pending.end_session(id, &local);
+        let mine = self.withdraw_all(id, &local);
         // Without a path only the owner's claims are left to count.
-        let Some(id) = self.sessions.find(scope, name) else {
+        let Some(id) = self.sessions.find(id, &local) else {
             if pending + mine.len() == 0 {
                 return rejected(format!("session '{name}' has no block and no hint"));
             }
-            return reply(0, mine.len() as u64);
+            return if scope.shares() {
+                accepted(mine.len() as u64)
+            } else {
+                reply(0, mine.len() as u64)
+            };
         };
         let path = self.path_to(self.sessions.tip(id));
         let refs = self.lease_refs(id);
         self.finish_session(id);
         // The session may have claims on blocks off its present path.
         let others: Vec<BlockId> = mine.into_iter().filter(|block| !path.contains(block)).collect();
-        self.release_blocks(refs, path.into_iter().chain(others).collect())
+        self.release_blocks(scope, refs, path.into_iter().chain(others).collect())
     }
 
     /// The references of a session's leases, by block.
@@ -76,15 +81,16 @@ impl Manager {
 
     /// Ends an owner's claims and pending hints, and releases their blocks.
     fn release_owner(&mut self, owner: &str, scope: &Scope) -> HintReply {
-        let Ok(Some(scope)) = self.scopes.find(scope) else {
+        let Ok(Some(id)) = self.scopes.find(scope) else {
             return rejected(format!("owner '{owner}' has no hint"));
         };
-        let pending = self.hints.pending.end_owner(scope, owner);
-        let mine = self.withdraw_all(scope, owner);
+        let local = scope.local(owner);
+        let pending = self.hints.pending.end_owner(id, &local);
+        let mine = self.withdraw_all(id, &local);
         if mine.is_empty() && pending == 0 {
             return rejected(format!("owner '{owner}' has no hint"));
         }
-        self.release_blocks(FxHashMap::default(), mine)
+        self.release_blocks(scope, FxHashMap::default(), mine)
     }
 
     /// Releases the cached blocks of a sequence, and ends an owner's claims on them.
@@ -98,13 +104,13 @@ impl Manager {
         if path.is_empty() {
             return rejected("no block of the sequence is cached");
         }
-        let owner: Arc<str> = self.hints.owner(owner);
+        let owner: Arc<str> = self.hints.owner(scope, owner);
         for &block in &path {
             if self.hints.claims.withdraw(block, &owner) {
                 self.reband(block);
             }
         }
-        self.release_blocks(FxHashMap::default(), path)
+        self.release_blocks(scope, FxHashMap::default(), path)
     }
 
     /// Removes all claims of an owner. Returns their blocks.
@@ -118,9 +124,11 @@ impl Manager {
         mine
     }
 
-    /// Marks those of the blocks as released that no other user needs.
+    /// Marks those of the blocks as released that no other user needs. A scope's tenant does not learn
+    /// whether others have a block too.
     fn release_blocks(
         &mut self,
+        scope: &Scope,
         held: FxHashMap<BlockId, u32>,
         mut blocks: Vec<BlockId>,
     ) -> HintReply {
@@ -130,7 +138,10 @@ impl Manager {
         let (mut released, mut wanted) = (0, 0);
         for block in blocks {
             // A claim of another owner outweighs the release.
-            if self.hints.claims.claimed(block) || self.wanted(block, &mut search) {
+            if self.hints.claims.claimed(block)
+                || !self.own(scope, block)
+                || self.wanted(block, &mut search)
+            {
                 wanted += 1;
             } else {
                 self.hints.claims.release(block);
@@ -138,7 +149,7 @@ impl Manager {
                 released += 1;
             }
         }
-        reply(released, wanted)
+        if scope.shares() { accepted(released + wanted) } else { reply(released, wanted) }
     }
 
     /// Whether a lease or a session needs a block or a descendant.

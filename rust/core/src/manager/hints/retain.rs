@@ -77,16 +77,20 @@ impl Manager {
 
     /// The hint without its target, with absolute times.
     fn to_pending(&self, retain: &Retain, now: Nanos) -> PendingHint {
-        let session = match &retain.target {
-            Target::Tokens { .. } => None,
-            Target::Session { name, .. } => Some(name.as_str()),
+        let scope = self.target_scope(&retain.target);
+        let (session, lease_session) = match &retain.target {
+            Target::Tokens { .. } => (None, None),
+            Target::Session { name, .. } => (Some(name.as_str()), None),
             Target::Lease(id) => {
                 let lease = self.leases.get(id);
-                lease.and_then(|lease| self.sessions.name(lease.session?))
+                (None, lease.and_then(|lease| self.sessions.name(lease.session?)))
             }
         };
         PendingHint {
-            owner: self.hints.owner(retain.owner.as_deref().or(session)),
+            owner: match (&retain.owner, lease_session) {
+                (None, Some(local)) => Arc::from(local),
+                (owner, _) => self.hints.owner(&scope, owner.as_deref().or(session)),
+            },
             start: retain.start,
             end: retain.end,
             priority: retain.priority,
@@ -187,12 +191,13 @@ impl Manager {
             None => Vec::new(),
         };
         let reach = self.claim_path(&path, &hint, u64::MAX, now);
+        let local = scope.local(name);
         let scope = match self.place_hint(&[], scope, now) {
             Ok((scope, _)) => scope,
             Err(why) => return reach.refuse(&why),
         };
         // A pending hint keeps the scope alive without a block or a lease.
-        if self.hints.pending.follow_session(scope, name, hint) {
+        if self.hints.pending.follow_session(scope, &local, hint) {
             self.scopes.hold(scope);
         }
         reach.reply("the session has no such block yet")
@@ -229,8 +234,16 @@ impl Manager {
         until: Option<Nanos>,
     ) -> bool {
         let scope = self.node(block).scope;
+        let priority = self.for_all(block, priority);
         self.hints.claims.claim(scope, block, owner, priority, until);
         self.reband(block) && priority > NORMAL
+    }
+
+    /// The priority that a claim of one tenant gives a block: none lowers a block that others may match.
+    fn for_all(&self, block: BlockId, priority: Priority) -> Priority {
+        let shared = self.scopes.get(self.node(block).scope).shared;
+        let sole = || self.producers.of(block).is_some_and(|known| known.len() == 1);
+        if shared && !sole() { priority.max(NORMAL) } else { priority }
     }
 
     /// Number of blocks of a range of the path that a hint covers.
@@ -253,6 +266,7 @@ impl Manager {
 
     /// Claims the blocks that a lease's path got from `from` on, by its pending hints.
     pub(crate) fn grant(&mut self, id: LeaseId, from: usize, now: Nanos) {
+        self.grant_shared(id);
         if !self.hints.pending.followed() {
             return;
         }
@@ -274,10 +288,35 @@ impl Manager {
         }
     }
 
-    /// Claims new blocks of the trie, and moves the sequences that waited for them on.
+    /// Claims new blocks of the trie, and moves the sequences that waited for them on. Where blocks become
+    /// shared, a hint waits until its own tenant has a block.
     pub(crate) fn grant_new(
         &mut self,
         scope: ScopeId,
+        parent: Option<BlockId>,
+        blocks: &[BlockId],
+    ) {
+        if !self.scopes.get(scope).shared {
+            self.grant_to(scope, "", parent, blocks);
+        }
+    }
+
+    /// Claims the blocks of a lease's path for the hints of its tenant that waited for them, where blocks
+    /// become shared.
+    fn grant_shared(&mut self, id: LeaseId) {
+        let lease = &self.leases[&id];
+        if lease.scope.shares() && self.hints.pending.awaited() {
+            let (scope, mine) = (lease.scope_id, lease.scope.local("").into_owned());
+            let path = lease.path.blocks().to_vec();
+            self.grant_to(scope, &mine, None, &path);
+        }
+    }
+
+    /// Claims blocks below `parent` for pending hints whose owner's name begins with `mine`.
+    fn grant_to(
+        &mut self,
+        scope: ScopeId,
+        mine: &str,
         parent: Option<BlockId>,
         blocks: &[BlockId],
     ) {
@@ -289,10 +328,11 @@ impl Manager {
             }
             let before = self.blocks.trie().depth(block) as usize * self.block_tokens();
             let tokens = self.blocks.trie().tokens(block);
-            let pending = self.hints.pending.arrived(scope, parent, block, tokens, before);
+            let pending = self.hints.pending.arrived((scope, mine), parent, block, tokens, before);
             for hint in pending {
                 let claim = hint.claim_on(before as u64, u64::MAX, self.clock.last());
                 if let Some((priority, until)) = claim {
+                    let priority = self.for_all(block, priority);
                     self.hints.claims.claim(scope, block, &hint.owner, priority, until);
                 }
             }

@@ -39,6 +39,7 @@ impl Manager {
         self.audit_prices(&mut broken);
         self.audit_points(&mut broken);
         self.audit_shared_stores(&mut broken);
+        self.audit_producers(&mut broken);
         for tier in 0..self.tiers.len() {
             self.audit_slots(tier, &mut broken);
             self.audit_retention(tier, &mut broken);

@@ -162,10 +162,10 @@ impl Manager {
         let (size, now) = (self.block_tokens(), self.clock.read(now));
         let found = self.scopes.find(scope)?;
         let content = self.scopes.digests.content(scope, 0, tokens);
-        let (mut known, mut usable, mut cached) = (Vec::new(), Vec::new(), 0);
+        let known = self.visible_path(scope, &content);
+        let (mut usable, mut cached) = (Vec::new(), 0);
         if let Some(id) = found {
-            self.trie().walk(self.scopes.get(id).root, Query::Tokens(&content), &mut known);
-            usable = self.path(id, Query::Tokens(&content), 0, 0);
+            usable = self.path(id, scope, Query::Tokens(&content), 0, 0);
             cached = usable.len();
             self.cut_to_groups(&mut usable);
         }
@@ -204,11 +204,12 @@ impl Manager {
                 {
                     continue;
                 }
-                let (tokens, last) = self.follow(block);
+                let (tokens, last) = self.follow(scope, block);
                 open.miss.other_scope =
                     open.miss.other_scope.max(self.other_digest(rest, &tokens, shared));
                 if at < asked.limit {
-                    self.add_branch(block, &tokens, last, shared, now, &mut open);
+                    let session = self.sessions.ending_in(last).and_then(|name| scope.named(name));
+                    self.add_branch((block, session), &tokens, shared, now, &mut open);
                 }
             }
         }
@@ -276,6 +277,10 @@ impl Manager {
         last: Option<BlockId>,
         rest: &[Token],
     ) -> usize {
+        // Nobody knows which tenant an evicted block was of.
+        if scope.shares() {
+            return 0;
+        }
         let seed = id.map_or_else(|| Whose::seed_of(scope), |id| self.scopes.get(id).seed);
         let mut known = 0;
         for slice in self.trie().slices(seed, last, rest) {
@@ -292,10 +297,11 @@ impl Manager {
     fn elsewhere(&self, asked: &Asked<'_>, content: &[Token], known: usize) -> usize {
         let mut most = 0;
         let mut path = Vec::new();
-        for scope in self.scopes.of(&asked.scope.tenant).take(MOST_SCOPES) {
+        for scope in self.scopes.of(asked.scope.owner()).take(MOST_SCOPES) {
             if scope.whose.lora() != asked.scope.lora {
                 path.clear();
                 self.trie().walk(scope.root, Query::Tokens(content), &mut path);
+                self.cut_to_visible(asked.scope, &mut path);
                 most = most.max(path.len());
             }
         }
@@ -311,13 +317,18 @@ impl Manager {
         known: &[BlockId],
         rest: &[Token],
     ) -> Vec<BlockId> {
+        let visible = |&block: &BlockId| self.visible(asked.scope, block);
         let newest: Vec<BlockId> = match known.last() {
-            Some(&last) => self.trie().children(last).take(NEWEST).collect(),
-            None => self.trie().first_blocks(self.scopes.get(scope).root).take(NEWEST).collect(),
+            Some(&last) => self.trie().children(last).filter(visible).take(NEWEST).collect(),
+            None => {
+                let firsts = self.trie().first_blocks(self.scopes.get(scope).root);
+                firsts.filter(visible).take(NEWEST).collect()
+            }
         };
         let own = asked
             .session
-            .and_then(|name| self.sessions.tip(self.sessions.find(scope, name)?))
+            .and_then(|name| self.sessions.find(scope, &asked.scope.local(name)))
+            .and_then(|session| self.sessions.tip(session))
             .and_then(|tip| self.at_depth(tip, known.len()))
             .filter(|&block| self.trie().parent(block) == known.last().copied());
         // Of equal ones the newest, which comes first.
@@ -360,15 +371,16 @@ impl Manager {
             .count()
     }
 
-    /// The tokens of a branch by its newest blocks, and its last block.
-    fn follow(&self, first: BlockId) -> (Vec<Token>, BlockId) {
+    /// The tokens of a branch by its newest blocks that a scope may match, and its last block.
+    fn follow(&self, scope: &Scope, first: BlockId) -> (Vec<Token>, BlockId) {
         let (size, mut tokens, mut block) = (self.block_tokens(), Vec::new(), first);
         loop {
             let run = self.trie().run(block);
             let room = u32::try_from((MOST_TOKENS - tokens.len()).div_ceil(size)).expect("few");
             let end = run.end.min(block.saturating_add(room));
+            let end = (block + 1..end).find(|&next| !self.visible(scope, next)).unwrap_or(end);
             tokens.extend_from_slice(self.trie().tokens_of(block..end));
-            let next = self.trie().children(end - 1).next();
+            let next = self.trie().children(end - 1).find(|&next| self.visible(scope, next));
             match next.filter(|_| tokens.len() < MOST_TOKENS) {
                 Some(next) => block = next,
                 None => return (tokens, end - 1),
@@ -398,9 +410,8 @@ impl Manager {
 
     fn add_branch(
         &self,
-        block: BlockId,
+        (block, session): (BlockId, Option<&str>),
         tokens: &[Token],
-        last: BlockId,
         shared: usize,
         now: Nanos,
         open: &mut OpenMiss,
@@ -411,7 +422,7 @@ impl Manager {
             tokens: self.scopes.digests.tokens(shown),
             cached: after.len(),
             idle: stamp(now).saturating_sub(self.node(block).access),
-            session: self.sessions.ending_in(last).map(str::to_owned),
+            session: session.map(str::to_owned),
             recurring: 0,
         });
         open.branches.push(after);

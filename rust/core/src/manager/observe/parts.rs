@@ -9,7 +9,6 @@ use crate::error::{Error, Result};
 use crate::group::{Needed, longest};
 use crate::manager::Manager;
 use crate::scope::Scope;
-use crate::trie::Query;
 
 impl Manager {
     /// Which known full blocks of a sequence each group has, or expects, on the first `tiers` tiers.
@@ -24,11 +23,9 @@ impl Manager {
     ) -> Result<Vec<Vec<bool>>> {
         self.open()?;
         self.scopes.digests.check(scope, tokens)?;
-        let (mut path, all) = (Vec::new(), self.all_layers());
-        if let Some(id) = self.scopes.find(scope)? {
-            let content = self.scopes.digests.content(scope, 0, tokens);
-            self.trie().walk(self.scopes.get(id).root, Query::Tokens(&content), &mut path);
-        }
+        self.scopes.find(scope)?;
+        let content = self.scopes.digests.content(scope, 0, tokens);
+        let (path, all) = (self.visible_path(scope, &content), self.all_layers());
         let has = |group: usize| {
             path.iter().map(move |&block| match group {
                 0 => (0..tiers).any(|tier| self.expected(tier, block) == all),

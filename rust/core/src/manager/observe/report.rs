@@ -116,10 +116,13 @@ impl Manager {
     /// [`Error::Config`](crate::error::Error::Config) if the scope is known with another structure.
     pub fn sessions(&self, scope: &Scope) -> Result<Vec<(String, u32, Vec<Handle>)>> {
         self.open()?;
-        let Some(scope) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
+        let Some(id) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
         let path = |tip| self.trie().handles(&self.path_to(tip));
-        let named = self.sessions.named(scope);
-        Ok(named.map(|(name, length, tip)| (name.to_owned(), length, path(tip))).collect())
+        let named = self.sessions.named(id);
+        let mine = named.filter_map(|(name, length, tip)| {
+            Some((scope.named(name)?.to_owned(), length, path(tip)))
+        });
+        Ok(mine.collect())
     }
 
     /// The name of a lease's session, if it has one.
@@ -127,7 +130,9 @@ impl Manager {
     /// # Errors
     /// [`Error::Closed`](crate::error::Error::Closed).
     pub fn session_name(&self, id: LeaseId) -> Result<Option<&str>> {
-        Ok(self.lease(id)?.session.and_then(|session| self.sessions.name(session)))
+        let lease = self.lease(id)?;
+        let name = lease.session.and_then(|session| self.sessions.name(session));
+        Ok(name.and_then(|name| lease.scope.named(name)))
     }
 
     /// The fastest tier with each layer of a block, or none.
@@ -152,7 +157,7 @@ impl Manager {
         self.open()?;
         let Some(id) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
         let content = self.scopes.digests.content(scope, 0, tokens);
-        let path = self.path(id, Query::Tokens(&content), 0, 0);
+        let path = self.path(id, scope, Query::Tokens(&content), 0, 0);
         let on = |part| self.part_on(part, self.tiers.len());
         let has = |group| path.iter().map(|&block| on(Part { group, block })).collect();
         let others = self.points.other_numbers().map(has);

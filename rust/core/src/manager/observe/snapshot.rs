@@ -74,6 +74,9 @@ impl Manager {
         let node = *self.node(block);
         let handle = self.trie().handle(block).0;
         write!(out, "block {handle:#x} {:?} {node:?}", self.trie().tokens(block))?;
+        if let Some(producers) = self.producers.of(block) {
+            write!(out, " {producers:x?}")?;
+        }
         for tier in 0..self.tiers.len() {
             let here = self.residency(tier, block);
             if here.state != ResidencyState::Absent {

@@ -43,7 +43,7 @@ impl Manager {
         if self.points.named.0.is_empty() {
             return Vec::new();
         }
-        let first = self.scope_key(&scope.tenant, &scope.lora);
+        let first = self.scope_key(scope.owner(), &scope.lora);
         let Some(waiting) = self.points.named.0.get(&first) else { return Vec::new() };
         let keys = self.keys(scope, tokens).unwrap_or_default();
         (1..).zip(keys).filter(|(_, key)| waiting.contains(key)).map(|(border, _)| border).collect()

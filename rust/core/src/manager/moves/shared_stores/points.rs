@@ -41,6 +41,9 @@ impl Manager {
     pub(in crate::manager) fn store_point_shared(&mut self, tier: TierId, block: BlockId) {
         let (below, younger) = (tier + 1, Stamp::MAX);
         let path = self.path_to(Some(block));
+        if path.iter().any(|&block| !self.may_leave(tier, block)) {
+            return;
+        }
         if self.points.has_on(tier, block) && !self.points.has_on(below, block) {
             if self.can_resume(below, &path, path_border(&path)) {
                 self.hold_point(below, &path, path_border(&path));

@@ -73,6 +73,7 @@ impl Manager {
         let taken = taken?;
         let id = self.next_lease;
         self.next_lease += 1;
+        self.count_producers(&ask.scope);
         // A refused request adds no scope.
         let scope = scope.unwrap_or_else(|| {
             self.scopes.add(&ask.scope, self.settings.structure, &mut self.blocks)
@@ -90,8 +91,13 @@ impl Manager {
         taken: Taken,
         now: Nanos,
     ) {
-        let session =
-            self.sessions.open(scope_id, ask.session, self.tiers.need(Needs::SESSION_BLOCKS), id);
+        let name = ask.session.map(|name| ask.scope.local(name));
+        let session = self.sessions.open(
+            scope_id,
+            name.as_deref(),
+            self.tiers.need(Needs::SESSION_BLOCKS),
+            id,
+        );
         if let (Some(session), Some(blocks)) = (session, ask.session_blocks) {
             self.sessions.expect_blocks(session, blocks);
         }
@@ -233,7 +239,7 @@ impl Manager {
         let content = self.scopes.digests.content(&ask.scope, 0, ask.tokens);
         // The path will grow into this; the reserve may be far larger than what is written.
         let beyond = ask.keep.saturating_add(ask.reserve).min(ask.tokens.len().min(FAR));
-        self.path(scope, Query::Tokens(&content), ask.keep, beyond)
+        self.path(scope, &ask.scope, Query::Tokens(&content), ask.keep, beyond)
     }
 
     /// Feeds a request that found `path` to the policies.

@@ -6,8 +6,9 @@
 
 use rustc_hash::FxHashSet;
 
-use crate::block::{Handle, Layers, LeaseId, MoveId, Slot, Token};
+use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Slot, Token};
 use crate::error::{Error, Result};
+use crate::scope::Scope;
 use crate::time::{Nanos, stamp};
 
 use crate::manager::Manager;
@@ -218,15 +219,45 @@ impl Manager {
         let lease = self.lease_mut(id);
         lease.unconfirmed = false;
         let exceptions: Vec<(usize, PathBlock)> = lease.path.exceptions().collect();
+        let mut computed = Vec::new();
         for (at, PathBlock { block, private, fresh, .. }) in exceptions {
             let (Some(private), true) = (private, fresh) else { continue };
+            computed.push(block);
             self.lease_mut(id).path.change(at, |step| {
                 (step.compute, step.deferred, step.fresh) = (Layers::NONE, false, false);
             });
             let left = self.offer_private(block, private, now, out);
             self.lease_mut(id).path.change(at, |step| step.private = left);
         }
+        self.computed(id, &computed, now);
         self.place_computed(id);
+    }
+
+    /// Makes a scope's tenant a producer of blocks that it has computed. A shared store may have those that
+    /// are shared by that.
+    pub(in crate::manager::request) fn produce(
+        &mut self,
+        scope: &Scope,
+        blocks: &[BlockId],
+        now: Nanos,
+    ) {
+        let me = self.producers.producer(&scope.tenant);
+        for &block in blocks {
+            if self.producers.add(block, me) && self.tiers.has_shared() {
+                let above = (0..self.tiers.len()).filter(|&tier| self.tiers.above_shared(tier));
+                for tier in above.collect::<Vec<_>>() {
+                    self.write_through(tier, block, None, now);
+                }
+            }
+        }
+    }
+
+    /// Makes a lease's tenant a producer of blocks.
+    fn computed(&mut self, id: LeaseId, blocks: &[BlockId], now: Nanos) {
+        if self.leases[&id].scope.shares() {
+            let scope = self.leases[&id].scope.clone();
+            self.produce(&scope, blocks, now);
+        }
     }
 
     /// Adds full blocks after a lease's path to the trie, each with the lease's next open slot.
@@ -278,6 +309,7 @@ impl Manager {
             }
             self.lease_mut(id).path.change(end + at, |step| step.private = left);
         }
+        self.computed(id, &path, now);
         self.use_path(id, end, since);
         self.place_committed(id);
         self.grant(id, end, now);

@@ -34,16 +34,17 @@ impl Manager {
         self.open()?;
         let _ = now;
         let learns = self.tiers.iter().find(|tier| tier.eviction.needs(Needs::REUSE));
-        let (Some(tier), Some(scope)) = (learns, self.scopes.find(scope)?) else {
+        let (Some(tier), Some(id)) = (learns, self.scopes.find(scope)?) else {
             return Ok(Vec::new());
         };
         let mut expected: Vec<ExpectedSession> = self
             .sessions
-            .waiting(scope)
+            .waiting(id)
             .filter_map(|(name, tip)| {
                 let last_use = self.feed.last_use(tip, self.trie().depth(tip), &self.settings);
+                let session = scope.named(name)?.to_owned();
                 let rate = tier.eviction.reuse_rate(&last_use)?;
-                Some(ExpectedSession { session: name.to_owned(), rate })
+                Some(ExpectedSession { session, rate })
             })
             .collect();
         let order = |a: &ExpectedSession, b: &ExpectedSession| {

@@ -197,13 +197,13 @@ impl Manager {
         // Without digests the query needs no copy of the tokens.
         if self.scopes.digests.plain(scope) {
             let id = self.scopes.find(scope)?;
-            return Ok(id.map_or_else(Vec::new, |id| self.path(id, query, keep, 0)));
+            return Ok(id.map_or_else(Vec::new, |id| self.path(id, scope, query, keep, 0)));
         }
         let tokens = query.tokens();
         self.scopes.digests.check(scope, &tokens)?;
         let Some(id) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
         let content = self.scopes.digests.content(scope, 0, &tokens);
-        Ok(self.path(id, Query::Tokens(&content), keep, 0))
+        Ok(self.path(id, scope, Query::Tokens(&content), keep, 0))
     }
 
     /// Tokens of the blocks at the front of a sequence that are usable in the first group, whatever the
@@ -215,20 +215,23 @@ impl Manager {
         Ok(self.known_path(Query::Tokens(tokens), scope, 0)?.len() * self.block_tokens())
     }
 
-    /// The blocks of the longest usable prefix, in a vector with capacity for `beyond` more tokens.
+    /// The blocks of the longest prefix that a scope may use, in a vector with capacity for `beyond` more
+    /// tokens.
     pub(crate) fn path(
         &self,
-        scope: ScopeId,
+        id: ScopeId,
+        scope: &Scope,
         query: Query<'_>,
         keep: usize,
         beyond: usize,
     ) -> Vec<BlockId> {
-        let known = self.scopes.get(scope);
+        let known = self.scopes.get(id);
         let usable = query.len().saturating_sub(keep);
         // A prefix has at most all blocks of the trie, however long the query is.
         let found = (usable / self.block_tokens()).min(self.trie().len());
         let mut path = Vec::with_capacity(found + beyond / self.block_tokens() + 1);
         self.trie().walk(known.root, query.first(usable), &mut path);
+        self.cut_to_visible(scope, &mut path);
         if known.structure == Structure::LeafOnly {
             path.truncate(self.covered(&path));
         } else {

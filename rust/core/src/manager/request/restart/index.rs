@@ -227,12 +227,7 @@ impl Manager {
         let mut whose = match (&record.scope, parent) {
             // The first block of a scope is chained to the scope's key, a later one to its parent.
             (Some(owner), _) if record.parent == self.scope_key(&owner.tenant, &owner.lora) => {
-                Scope {
-                    tenant: owner.tenant.clone(),
-                    lora: owner.lora.clone(),
-                    structure: owner.structure,
-                    extra: Vec::new(),
-                }
+                Scope::of_owner(owner)
             }
             (None, Some(_)) => Scope::default(),
             _ => return None,
@@ -241,6 +236,7 @@ impl Manager {
         let digests = record.digests.iter().all(|&(at, _)| (at as usize) < record.tokens.len());
         let sound = digests
             && record.tokens.len() == self.block_tokens()
+            && !self.scopes.refuses(&whose)
             && self.scopes.digests.check(&whose, &record.tokens).is_ok();
         // A damaged row, or one of other settings.
         if !sound || !self.fits(tier, row.layers) {
@@ -300,7 +296,7 @@ impl Manager {
         let full = layers == self.all_layers();
         let known = match parent {
             Some(parent) => Some(self.node(parent).scope),
-            None => self.scopes.find(&Scope { structure: None, ..scope.clone() }).ok()?,
+            None => self.scopes.known(scope),
         };
         let structure = known.map_or(scope.structure.unwrap_or(self.settings.structure), |id| {
             self.scopes.get(id).structure
@@ -322,6 +318,9 @@ impl Manager {
             path[0]
         });
         self.scopes.digests.free(&content);
+        if known.is_none() {
+            self.restore_producers(block, record.producers.as_deref());
+        }
         Some((block, known.is_some()))
     }
 }

@@ -9,7 +9,7 @@ use crate::block::{
 };
 use crate::error::{Error, Result};
 use crate::scope::{Scope, ScopeId};
-use crate::tier::{Owner, ResidencyState};
+use crate::tier::{Kind, Owner, ResidencyState};
 use crate::time::{Nanos, stamp};
 use crate::trie::Query;
 
@@ -84,15 +84,13 @@ impl Manager {
         self.check_tier(mark.tier)?;
         self.scopes.digests.check(&mark.scope, mark.tokens)?;
         let known = self.scopes.find(&mark.scope)?;
+        self.count_producers(&mark.scope);
         let now = self.tick(now);
         if mark.present && group.is_none_or(|group| group == 0) {
             return self.mark_present(mark, (known, group), skip, now);
         }
-        let mut path = Vec::new();
-        if let Some(scope) = known {
-            let content = self.scopes.digests.content(&mark.scope, 0, mark.tokens);
-            self.trie().walk(self.scopes.get(scope).root, Query::Tokens(&content), &mut path);
-        }
+        let content = self.scopes.digests.content(&mark.scope, 0, mark.tokens);
+        let path = self.visible_path(&mark.scope, &content);
         match group {
             Some(group) if mark.present => self.mark_part(mark, &path, (group, skip), now),
             _ => self.clear(mark.tier, group, path.get(skip..).unwrap_or_default()),
@@ -125,7 +123,21 @@ impl Manager {
         let content = self.intern(&mark.scope, 0, &mark.tokens[..full])?;
         let marked = self.mark_content(mark, scope, skip, &content, now);
         self.scopes.digests.free(&content);
+        if let (true, Ok(blocks)) = (mark.scope.shares(), &marked) {
+            self.mark_producers(mark, &blocks[skip..], now);
+        }
         marked
+    }
+
+    /// Makes a mark's tenant a producer of blocks. A shared store has only blocks that are shared.
+    fn mark_producers(&mut self, mark: &Mark<'_>, blocks: &[Handle], now: Nanos) {
+        let blocks: Vec<BlockId> =
+            blocks.iter().filter_map(|&block| self.trie().resolve(block)).collect();
+        if self.tiers[mark.tier].spec.kind == Kind::Remote {
+            blocks.into_iter().for_each(|block| self.restore_producers(block, None));
+        } else {
+            self.produce(&mark.scope, &blocks, now);
+        }
     }
 
     /// The same with digests replaced in the content.
