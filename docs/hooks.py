@@ -44,6 +44,7 @@ PACKAGES = (
     "kvtrie.tiers.remote",
     "kvtrie.engines.transformers",
     "kvtrie.engines.sessions",
+    "kvtrie.engines.server.tenant",
     "kvtrie.engines.vllm",
     "kvtrie.engines.sglang",
     "kvtrie.fuse",
@@ -296,12 +297,14 @@ def _values(action: argparse.Action) -> list[str]:
 
 def configuration() -> str:
     """Return the page of the settings of engines."""
+    from kvtrie.engines.server.tenant import SharingSettings
     from kvtrie.engines.sglang.pages import PageSettings
     from kvtrie.engines.vllm.settings import Settings
     from kvtrie.settings.tier import Tier
 
     tier = _fields(Tier, "kvtrie.settings.tier")
     settings = _fields(Settings, _SETTINGS)
+    settings |= _fields(SharingSettings, "kvtrie.engines.server.tenant")
     tier["format"] = settings["format"]
     keys = _constant(_SETTINGS, "KEYS")
     tier_keys = _constant(_SETTINGS, "TIER_KEYS")

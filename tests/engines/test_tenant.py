@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kvtrie.engines.server.tenant import LONGEST_TENANT, salt_of, signed, tenant_of
+from kvtrie.engines.server.tenant import (
+    LONGEST_TENANT,
+    extra_key_of,
+    salt_of,
+    signed,
+    tenant_of,
+    tenant_of_key,
+)
 from kvtrie.errors import ConfigError
 
 SECRET = b"of the deployment"
@@ -53,3 +60,13 @@ def test_salts_of_tenants_differ():
 def test_a_name_that_cannot_be_is_refused(tenant, secret, said):
     with pytest.raises(ConfigError, match=said):
         signed(tenant, secret)
+
+
+@pytest.mark.parametrize("name", ["acme", "é 3 x", "1 2"])
+def test_an_extra_key_names_a_tenant_and_what_follows(name):
+    key = extra_key_of(name, SECRET)
+    assert tenant_of_key(key + "an adapter", SECRET) == (name.encode(), "an adapter")
+    assert tenant_of_key(key, b"another") is None
+    assert tenant_of_key("x" + key, SECRET) is None
+    assert tenant_of_key(key.replace(name, "x" * len(name)), SECRET) is None
+    assert tenant_of_key(name, SECRET) is None

@@ -268,13 +268,14 @@ class Server:
 
         return get_kv_transfer_group()._worker
 
-    def answers(self, prompts, tokens=8, **more):
+    def answers(self, prompts, tokens=8, *, salt=None, **more):
         """For each prompt its tokens and their log-probabilities."""
+        salted = {} if salt is None else {"cache_salt": salt}
         sampling = SamplingParams(
             max_tokens=tokens, temperature=0, logprobs=1, detokenize=False, **more
         )
         outputs = self.llm.generate(
-            [{"prompt_token_ids": each} for each in prompts],
+            [{"prompt_token_ids": each} | salted for each in prompts],
             sampling,
             use_tqdm=False,
             lora_request=self.lora,

@@ -9,16 +9,102 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Mapping
-from typing import cast
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
 
 from kvtrie.errors import ConfigError
-from kvtrie.settings.argument import text
+from kvtrie.settings.argument import text, whole
+from kvtrie.settings.scope import MOST_PRODUCERS
+from kvtrie.tiers.remote.open import read_secret
 
-__all__ = ["LONGEST_TENANT", "salt_of", "signed", "tenant_of"]
+__all__ = [
+    "LONGEST_TENANT",
+    "Sharing",
+    "SharingSettings",
+    "extra_key_of",
+    "salt_of",
+    "signed",
+    "tenant_of",
+    "tenant_of_key",
+]
 
 LONGEST_TENANT = 256
 """Bytes of the longest name of a tenant."""
+
+_KEY = re.compile(r"kvtrie-tenant ([0-9a-f]{64}) (\d{1,3}) ", re.ASCII)
+
+
+class Sharing(NamedTuple):
+    """How a server shares blocks between tenants.
+
+    Attributes:
+        after: tenants that must have computed a block before all of them find it.
+        secret: signs tenants, and keys the hashes of those that computed a block.
+    """
+
+    after: int
+    secret: bytes
+
+    @classmethod
+    def read(cls, share_after: object, secret_file: str | None) -> Sharing | None:
+        """Return what two settings say; None where neither is given.
+
+        Raises:
+            ConfigError: a number below 2 or above 32, one of the settings without the other, a
+                secret that cannot be read.
+        """
+        if share_after is None:
+            if secret_file is not None:
+                raise ConfigError("secret_file is given without share_after, which it is for")
+            return None
+        after = whole("share_after", share_after, 2, MOST_PRODUCERS)
+        secret = read_secret(secret_file)
+        if secret is None:
+            raise ConfigError(
+                f"share_after is {after} without secret_file: the front end signs tenants with it"
+            )
+        return cls(after, secret)
+
+
+@dataclass(frozen=True, slots=True)
+class SharingSettings:
+    """Settings of a server whose tenants share.
+
+    Attributes:
+        share_after: blocks are shared among tenants once this number of them have computed them;
+            None shares by `cache_salt` alone.
+        secret_file: a file with the secret by which the front end signs tenants.
+        tenant_header: the header of a request from which the middleware `AgentHints` takes its
+            tenant; the front end must set it or remove it.
+    """
+
+    share_after: int | None = None
+    secret_file: str | None = None
+    tenant_header: str | None = None
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> SharingSettings:
+        """Check the settings that are given.
+
+        Raises:
+            ConfigError: as `Sharing.read`; a header that is no text, or without `share_after`.
+        """
+        settings = cls(**given)
+        sharing, header = settings.open(), settings.tenant_header
+        if header is not None:
+            if not text("tenant_header", header):
+                raise ConfigError("tenant_header is empty")
+            if sharing is None:
+                raise ConfigError(
+                    f"tenant_header is {header!r} without share_after, which it is for"
+                )
+        return settings
+
+    def open(self) -> Sharing | None:
+        """Read the secret; None where tenants do not share."""
+        return Sharing.read(self.share_after, self.secret_file)
 
 
 def signed(tenant: str, secret: bytes) -> dict[str, str]:
@@ -65,6 +151,26 @@ def tenant_of(params: object, secret: bytes) -> bytes | None:
         return None
     same = hmac.compare_digest(wanted.encode(), mac.encode(errors="replace"))
     return tenant.encode() if same else None
+
+
+def extra_key_of(tenant: str, secret: bytes) -> str:
+    """Return the `extra_key` of SGLang's requests that names a tenant.
+
+    Raises:
+        ConfigError: as `signed`.
+    """
+    return f"kvtrie-tenant {_mac('tenant', tenant, secret)} {len(tenant)} {tenant}"
+
+
+def tenant_of_key(extra_key: str, secret: bytes) -> tuple[bytes, str] | None:
+    """Return the tenant of an `extra_key` and what follows it; None where none is signed."""
+    head = _KEY.match(extra_key)
+    if head is None:
+        return None
+    end = head.end() + int(head[2])
+    tenant, rest = extra_key[head.end() : end], extra_key[end:]
+    found = tenant_of({"kvtrie": {"tenant": tenant, "tenant_mac": head[1]}}, secret)
+    return None if found is None else (found, rest)
 
 
 def _mac(what: str, tenant: str, secret: bytes) -> str:

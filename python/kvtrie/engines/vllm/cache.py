@@ -107,6 +107,7 @@ class ServedCache:
             events_of="residency",
             explain=settings.why,
             resume=model.resume,
+            secret=None if (sharing := settings.sharing.open()) is None else sharing.secret,
         )
         self.host_blocks = self.manager.stats().tiers["host"].slots
         rows = {

@@ -105,6 +105,8 @@ class Commits:
         new = run.sequence.read()[begin:upto]
         committed = run.lease.commit(np.ascontiguousarray(new), now=now)
         self.learn(run, begin // size)
+        if run.shares:  # tiers that the next server finds are to name its tenant too
+            cache.use(run.lease)
         self._new.update(committed.new.tolist())
         self._stored += committed.ahead
         written = run.sequence.tokens(upto) - run.sequence.tokens(begin)
@@ -116,7 +118,10 @@ class Commits:
     def learn(self, run: RunningRequest, first: int, *, only_missing: bool = False) -> None:
         """Note vLLM's hashes of a run's blocks, from one on, for events."""
         published = self._cache.published
-        if published is not None and (published.nameless or not only_missing):
+        # vLLM's hashes of a block that tenants share differ by tenant, as those of its parent do.
+        if published is None or run.shares:
+            return
+        if published.nameless or not only_missing:
             handles = run.lease.handles[first:].tolist()
             weights = self._cache.identity.weights
             published.learn(run.request, handles, first, self._cache.size, weights=weights)

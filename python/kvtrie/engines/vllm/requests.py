@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from kvtrie.engines.server.boundary import Contained
     from kvtrie.engines.server.request_hints import RequestHints
+    from kvtrie.engines.server.tenant import Sharing
     from kvtrie.engines.vllm.cache import ServedCache
     from kvtrie.engines.vllm.running import RunningRequest
     from kvtrie.settings.hint import Hint
@@ -43,8 +44,8 @@ class Requests:
         pins: their pins in host memory; without quota for more a request gives up.
     """
 
-    def __init__(self, cache: ServedCache) -> None:
-        self._cache = cache
+    def __init__(self, cache: ServedCache, sharing: Sharing | None = None) -> None:
+        self._cache, self._sharing = cache, sharing
         self.waiting: dict[str, WaitingRequest] = {}
         self.running: dict[str, RunningRequest] = {}
         self.leaving: list[RunningRequest] = []
@@ -78,7 +79,9 @@ class Requests:
     def _scope_of(self, request: Request, identity: str | None) -> Scope | None:
         """The scope of a request; None, which neither matches nor stores, if none can be formed."""
         try:
-            scope = scope_of(request, identity)
+            scope = scope_of(request, identity, self._sharing)
+            if self._sharing is not None and (scope is None or scope.share_after is None):
+                self._cache.counters.lost["a request without a signed tenant"] += 1
             return None if scope is None else self._cache.native.scope(scope)
         except ConfigError as error:
             self._cache.counters.lost["a scope that cannot be formed"] += 1

@@ -40,6 +40,7 @@ class RunningRequest:
         drafted: whether its last planned step was to verify drafts.
         receiving: whether vLLM waits for its loads before it computes anything.
         states: states that steps under way write: the step, group, place and slot.
+        shares: whether its blocks become shared among tenants.
     """
 
     request: Request
@@ -57,6 +58,7 @@ class RunningRequest:
     drafted: bool = False
     receiving: bool = False
     states: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
+    shares: bool = False
 
     @property
     def table(self) -> list[int]:

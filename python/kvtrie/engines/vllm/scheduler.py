@@ -75,7 +75,7 @@ class SchedulerConnector:
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.cache = ServedCache(settings, model, opened, naming=naming, clock=clock)
-        self.requests = Requests(self.cache)
+        self.requests = Requests(self.cache, settings.sharing.open())
         self.commands = CommandQueue()
         self.format_costs: tuple[FormatFigure, ...] = ()
         self._misses, self._loads = Misses(self.cache, settings), Loads(self.cache)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+from kvtrie.engines.server.tenant import tenant_of
 from kvtrie.engines.vllm.media import content_of
 from kvtrie.settings.argument import text
 from kvtrie.settings.scope import Scope
@@ -17,10 +18,14 @@ if TYPE_CHECKING:
     from vllm.multimodal.inputs import MultiModalFeatureSpec
     from vllm.v1.request import Request
 
+    from kvtrie.engines.server.tenant import Sharing
+
 __all__ = ["scope_of"]
 
 
-def scope_of(request: Request, identity: str | None) -> Scope | None:
+def scope_of(
+    request: Request, identity: str | None, sharing: Sharing | None = None
+) -> Scope | None:
     """The scope of a request; None where it neither matches nor stores.
 
     A salt, the identity of weights and adapter, and the digests of images at their placeholder
@@ -30,6 +35,8 @@ def scope_of(request: Request, identity: str | None) -> Scope | None:
     Args:
         request: the request.
         identity: what `Identity.name` returned for it.
+        sharing: how tenants share. A salt names no tenant then: a request without a signed tenant
+            shares with requests of its salt, and without a salt with none.
 
     Raises:
         ConfigError: a salt or an input that a scope cannot name.
@@ -44,8 +51,14 @@ def scope_of(request: Request, identity: str | None) -> Scope | None:
             return None
         # Two inputs at one token are one digest of both.
         extra[at] = hashlib.blake2b(extra.get(at, b"") + content).digest()
+    salt, tenant = text("cache_salt", request.cache_salt or ""), None
+    if sharing is not None:
+        tenant = tenant_of(request.kv_transfer_params, sharing.secret)
+        if tenant is None and not salt:
+            return None
     return Scope(
-        tenant=text("cache_salt", request.cache_salt or "").encode(),
+        tenant=salt.encode() if tenant is None else tenant,
         lora=identity,
         extra=tuple(sorted(extra.items())),
+        share_after=None if sharing is None or tenant is None else sharing.after,
     )

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from kvtrie import BlockManager
 from kvtrie.engines.server.control import socket_path
+from kvtrie.engines.server.tenant import SharingSettings
 from kvtrie.errors import ConfigError
 from kvtrie.model.layout import FORMATS
 from kvtrie.settings.argument import flag, folder, instance, real, shown, whole, word
@@ -41,6 +42,9 @@ KEYS = (
     "native_first",
     "native_last",
     "keep_versions",
+    "share_after",
+    "secret_file",
+    "tenant_header",
 )
 """Keys of the settings of a server."""
 
@@ -68,6 +72,7 @@ TIER_KEYS = (
 )
 """Keys of the settings of a tier."""
 
+_SHARING = {"share_after", "secret_file", "tenant_header"}
 _KINDS = ("host", "disk", "remote")
 _ORDERS = (["host"], ["host", "disk"], ["host", "remote"], ["host", "disk", "remote"])
 _TRACKED = 10_000_000  # blocks of a shared store
@@ -114,7 +119,6 @@ class Settings:
             parallelism each rank adds its number, `NAME-1.sock`, or puts it in place of `{rank}`.
         format: number format of the tiers below the GPU, "native", "int8", "fp8" or "int4", given
             in the host tier: other tiers have the same. Any but "native" changes answers.
-        disk_format: that of the disk tier, which may give one of fewer bits.
         calibration: path of the `calibration.json` that `kvtrie calibrate` wrote for these weights;
             a format is refused without it.
         max_kl: mean KL of next tokens in nats above which a format is refused.
@@ -125,6 +129,7 @@ class Settings:
             keep the model's format.
         keep_versions: older weights whose blocks are kept after an update, in addition to those of
             the current weights. They are evicted first, and found again if their weights come back.
+        sharing: whether tenants share, and who names them.
     """
 
     tiers: tuple[Tier, ...] | None = None
@@ -140,13 +145,13 @@ class Settings:
     why_clients: bool = False
     control: str | None = None
     format: str = "native"
-    disk_format: str = "native"
     calibration: str | None = None
     max_kl: float = _MAX_KL
     uncalibrated: bool = False
     native_first: int = 0
     native_last: int = 0
     keep_versions: int = 1
+    sharing: SharingSettings = field(default_factory=SharingSettings)
 
     @classmethod
     def read(cls, extra: Mapping[str, Any] | None, *, ranks: int = 1, part: str = "") -> Settings:
@@ -182,20 +187,20 @@ class Settings:
                 "keep_versions", given["keep_versions"], 1, _MOST_VERSIONS
             )
         given |= _observed(given) | _calibrated(given)
+        sharing = {name: given.pop(name) for name in _SHARING & given.keys()}
+        given["sharing"] = SharingSettings.read(sharing)
         if "tiers" in given:
             given["tiers"], formats = _tiers(given["tiers"], ranks, part)
             given["format"] = formats[0]
-            given["disk_format"] = next(
-                (
-                    name
-                    for name, tier in zip(formats, given["tiers"], strict=True)
-                    if tier.kind == "disk"
-                ),
-                formats[0],
-            )
         settings = cls(**given)
         settings._check_native_first()
         return settings
+
+    @property
+    def disk_format(self) -> str:
+        """Number format of the disk tier, which may give one of fewer bits."""
+        layouts = [tier.layout for tier in self.tiers or () if tier.kind == "disk"]
+        return next((name for name, each in FORMATS.items() if each in layouts), self.format)
 
     def _check_native_first(self) -> None:
         """Raise unless all tiers can keep the first blocks in the model's format."""
