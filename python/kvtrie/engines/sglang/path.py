@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from sglang.srt.mem_cache.base_prefix_cache import MatchResult
 
+from kvtrie.engines.server.tenant import tenant_of_key
 from kvtrie.settings.argument import text
 from kvtrie.settings.scope import Scope
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
+    from kvtrie.engines.server.tenant import Sharing
     from kvtrie.engines.sglang.locks import Lock
     from kvtrie.engines.sglang.misses import Matched
 
@@ -80,11 +82,14 @@ def found(
     )
 
 
-def tokens_of(key: RadixKey, page_size: int) -> tuple[NDArray[np.uint32], Scope] | None:
+def tokens_of(
+    key: RadixKey, page_size: int, sharing: Sharing | None = None
+) -> tuple[NDArray[np.uint32], Scope] | None:
     """Return the whole pages of a key and their scope; None if there are none.
 
     Ids beyond 32 bits, which SGLang makes of images, have no place in the trie: such a key
-    neither matches nor is kept.
+    neither matches nor is kept, and neither is one without a salt and a signed tenant where
+    tenants share.
 
     Raises:
         ConfigError: a salt or an extra key that is no scope.
@@ -98,4 +103,10 @@ def tokens_of(key: RadixKey, page_size: int) -> tuple[NDArray[np.uint32], Scope]
         "" if given is None else text(name, given)
         for name, given in (("cache_salt", key.cache_salt), ("extra_key", key.extra_key))
     )
-    return raw.astype(np.uint32), Scope(tenant=salt.encode(), lora=extra)
+    if sharing is None:
+        return raw.astype(np.uint32), Scope(tenant=salt.encode(), lora=extra)
+    signed = tenant_of_key(extra, sharing.secret)
+    if signed is not None:
+        scope = Scope(tenant=signed[0], lora=signed[1], share_after=sharing.after)
+        return raw.astype(np.uint32), scope
+    return (raw.astype(np.uint32), Scope(tenant=salt.encode(), lora=extra)) if salt else None

@@ -31,6 +31,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from kvtrie import BlockManager
 from kvtrie.engines.server.boundary import Boundary
+from kvtrie.engines.server.tenant import Sharing
 from kvtrie.engines.sglang.block_slots import BlockSlots
 from kvtrie.engines.sglang.device_pools import FULL, DevicePools, state_allocator
 from kvtrie.engines.sglang.events import PublishedPages
@@ -74,6 +75,9 @@ class KvtrieRadixCache(PoolSizes):
         count_misses: count computed prompt tokens by cause, and export them to Prometheus.
         windows: layers with sliding windows have a pool of their own.
         states: state layers have one.
+        share_after: blocks are shared among tenants once this number of them have computed them;
+            None shares by `cache_salt` and `extra_key` alone.
+        secret_file: a file with the secret by which the front end signs tenants.
 
     Attributes:
         pools: the pools that the cache divides.
@@ -87,7 +91,7 @@ class KvtrieRadixCache(PoolSizes):
 
     Raises:
         ConfigError: what the cache does not serve: speculative decoding by EAGLE, hierarchical
-            caches, pools that `DevicePools` refuses.
+            caches, pools that `DevicePools` refuses, as `Sharing.read`.
     """
 
     def __init__(
@@ -100,7 +104,10 @@ class KvtrieRadixCache(PoolSizes):
         count_misses: bool = False,
         windows: bool = False,
         states: bool = False,
+        share_after: int | None = None,
+        secret_file: str | None = None,
     ) -> None:
+        self._sharing = Sharing.read(share_after, secret_file)
         if params.is_eagle:
             raise ConfigError("kvtrie keeps plain tokens: EAGLE's pairs are not supported")
         self.pools = DevicePools.of(params, blocks, windows=windows, states=states)
@@ -155,7 +162,7 @@ class KvtrieRadixCache(PoolSizes):
         return result if self._states is None else self._states.matched(params, result)
 
     def _match(self, key: RadixKey, req: Any) -> MatchResult:  # noqa: ANN401 - SGLang's `Req`
-        named = None if self.disable else tokens_of(key, self.page_size)
+        named = None if self.disable else tokens_of(key, self.page_size, self._sharing)
         matched = None
         if self.misses is not None and req is not None and not req.output_ids:
             matched = Matched(req.rid, key, None if named is None else named[1])
@@ -176,7 +183,7 @@ class KvtrieRadixCache(PoolSizes):
     def touch_prefix(self, key: RadixKey) -> None:
         """Note a use of what is there of a key."""
         with self.boundary.contained():
-            named = None if self.disable else tokens_of(key, self.page_size)
+            named = None if self.disable else tokens_of(key, self.page_size, self._sharing)
             if named is None:
                 return
             tokens, scope = named
@@ -195,7 +202,11 @@ class KvtrieRadixCache(PoolSizes):
 
     def _insert(self, params: InsertParams) -> InsertResult:
         key, value = params.key, params.value
-        if self.disable or key is None or (named := tokens_of(key, self.page_size)) is None:
+        if (
+            self.disable
+            or key is None
+            or (named := tokens_of(key, self.page_size, self._sharing)) is None
+        ):
             return InsertResult(prefix_len=0, last_device_node=self.root_node)
         tokens, scope = named
         now, size = time.monotonic_ns(), self.page_size
@@ -213,13 +224,16 @@ class KvtrieRadixCache(PoolSizes):
             if lease.matched < len(tokens):
                 new = lease.commit(tokens[lease.matched :], now=now).new.tolist()
                 self.slots.enter(new, slots[len(slots) - len(new) :])
+                if scope.share_after is not None:  # the request may not have matched all
+                    there = len(tokens) - len(new) * size
             blocks = lease.handles
             lease.release(now=now)
         result = InsertResult(prefix_len=there, last_device_node=Path(blocks))
         if self.pools.several:
             result.mamba_exist = not self._keep_parts(blocks.tolist(), there // size, slots, params)
-        with self.boundary.contained():
-            self._published.stored(blocks.tolist(), there // size, key)
+        if scope.share_after is None:  # else SGLang's hash of a page differs by tenant
+            with self.boundary.contained():
+                self._published.stored(blocks.tolist(), there // size, key)
         return result
 
     def _keep_parts(
@@ -279,7 +293,7 @@ class KvtrieRadixCache(PoolSizes):
         key = RadixKey(ids, req.extra_key, cache_salt=req.cache_salt)
         # SGLang inserts first and computes with the priority then.
         whole("priority", req.priority or 0, -_FAR, _FAR - 1)
-        if tokens_of(key, self.page_size) is None:
+        if tokens_of(key, self.page_size, self._sharing) is None:
             return False
         if not self.pools.several:
             super().checkpoint(req, up_to=up_to)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["radix_cache_of"]
 
 _LOG = logging.getLogger("sglang.srt.kvtrie")  # whose lines SGLang shows
-_KEYS = ("policy", "objective")
+_KEYS = ("policy", "objective", "share_after", "secret_file")
 
 
 def radix_cache_of(context: TreeCacheBuildContext) -> KvtrieRadixCache:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kvtrie.engines.server.request_hints import read_hints
+from kvtrie.engines.server.tenant import tenant_of
 from kvtrie.engines.vllm.hints import envelope_hints, priority_hint, range_hints
 from kvtrie.engines.vllm.scope import scope_of
 from kvtrie.engines.vllm.sequence import RequestSequence
@@ -80,7 +81,8 @@ class Requests:
         """The scope of a request; None, which neither matches nor stores, if none can be formed."""
         try:
             scope = scope_of(request, identity, self._sharing)
-            if self._sharing is not None and (scope is None or scope.share_after is None):
+            sharing, params = self._sharing, request.kv_transfer_params
+            if sharing is not None and tenant_of(params, sharing.secret) is None:
                 self._cache.counters.lost["a request without a signed tenant"] += 1
             return None if scope is None else self._cache.native.scope(scope)
         except ConfigError as error:
