@@ -105,7 +105,15 @@ impl Request {
 
 #[cfg(test)]
 mod tests {
-    use super::Request;
+    use super::{Request, Tool};
+
+    #[test]
+    fn a_tool_reports_at_parts_of_its_time_what_it_states_of_the_rest() {
+        let tool = Tool { ends: 1100, reports: vec![(0, 2000), (500, 500), (1000, 1000)] };
+        assert!(tool.reports(100).eq([(100, 2000), (600, 250), (1100, 0)]));
+        assert_eq!(tool.reports(1100).count(), 0);
+        assert_eq!(tool.reports(1200).count(), 0);
+    }
 
     #[test]
     fn a_hash_is_matched_if_it_ends_before_the_kept_tokens() {

@@ -264,7 +264,8 @@ impl Policy for Learned {
 
 #[cfg(test)]
 mod tests {
-    use super::{CLASSES, GROUPS, class_of, group_of, pack, place, unpack, weight};
+    use super::{CLASSES, GROUPS, class_of, expected_use, group_of, is_sooner};
+    use super::{pack, place, unpack, weight};
 
     #[test]
     fn classes_are_turns_and_hits() {
@@ -287,6 +288,16 @@ mod tests {
             }
         }
         assert_eq!((pack(0, 0), pack(99, 99), unpack(0)), (8, 63, None));
+    }
+
+    #[test]
+    fn of_announced_requests_the_next_one_is_sooner_unless_it_is_overdue() {
+        // Numbers begin again at 0 after 2^32.
+        for now in [9, (1 << 31) - 5, (1 << 32) - 5, 1 << 40] {
+            let [before, soon, later] = [now - 1, now + 1, now + 11].map(expected_use);
+            assert!(is_sooner(soon, later, now) && !is_sooner(later, soon, now));
+            assert!(!is_sooner(before, later, now) && !is_sooner(soon, soon, now));
+        }
     }
 
     #[test]
