@@ -62,6 +62,18 @@ def test_a_path_that_two_sessions_have_waits_for_the_sooner_one():
     assert [found(manager, stem, 5 * SECOND) for stem in range(2)] == [2, 0]
 
 
+def test_a_reply_says_nothing_of_the_sessions_of_other_tenants():
+    manager = one_tier(blocks=8, policy="learned")
+    scopes = [Scope(tenant=name, share_after=2) for name in (b"one", b"two")]
+    for at, scope in enumerate(scopes):
+        serve(manager, tokens(2), now=(at + 1) * SECOND, session="s", scope=scope)
+    for scope, eta in zip(scopes, (3, 900), strict=True):
+        [reply] = manager.hint(
+            [Progress(session="s", eta=eta * SECOND, scope=scope)], now=3 * SECOND
+        )
+        assert (reply.answer, reply.blocks, reply.left) == ("accepted", 2, 0)
+
+
 def loading():
     """A session of two blocks, which are on the host alone; a block takes a second up."""
     block = MODEL.block_bytes(BLOCK)

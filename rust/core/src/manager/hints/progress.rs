@@ -35,7 +35,9 @@ impl Manager {
         }
         let before = self.sessions.expected(id).map(|expected| expected.request);
         let request = self.feed.request_after(eta);
-        let left = self.feed.expect(&path, request, before);
+        let kept = self.feed.expect(&path, request, before);
+        // A reply says nothing of the sessions of other tenants.
+        let left = if scope.shares() { 0 } else { kept };
         self.refresh_path(&path);
         // The last tier has none below to load from.
         let loads = tier < self.tiers.last();
