@@ -90,7 +90,9 @@ def test_tenants_without_sharing_find_only_their_own():
     chats = {"format": "chats", "requests": 200}
     shared = run_config(settings(chats, 512))
     salted = run_config(settings(chats, 512, tenants={"number": 20}))
-    assert 0 < sum(salted["hit_tokens"].values()) < sum(shared["hit_tokens"].values())
+    after = run_config(settings(chats, 512, tenants={"number": 20, "share_after": 2}))
+    found = [sum(one["hit_tokens"].values()) for one in (salted, after, shared)]
+    assert 0 < found[0] < found[1] < found[2]
 
 
 def test_tenants_need_a_single_machine():
@@ -105,6 +107,7 @@ def test_tenants_need_a_single_machine():
     [
         (lambda: Tenants(-1), "number is -1"),
         (lambda: Tenants(0, 3), "share_after is 3 without tenants"),
+        (lambda: Tenants(5, 1), "share_after is 1"),
         (lambda: Reports(101), "number is 101"),
         (lambda: Reports(1, -1), "error is -1"),
         (lambda: settings(reports={"number": 1}, arrivals={"kind": "closed"}), "1 clients"),

@@ -87,8 +87,7 @@ class Tenants:
             return None
         drawn = hashlib.blake2b(f"{seed}/{session}".encode(), digest_size=8).digest()
         tenant = str(int.from_bytes(drawn, "big") % self.number).encode()
-        more = {} if self.share_after is None else {"share_after": self.share_after}
-        return Scope(tenant=tenant, **more)
+        return Scope(tenant=tenant, share_after=self.share_after)
 
 
 def last_ones(sessions: Iterable[str | None]) -> set[int]:
