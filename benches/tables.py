@@ -304,6 +304,45 @@ def selective_eval(record: dict[str, Any]) -> str:
     return grid(f"Kind {when(record['about'])} | Rows kept | Policy | Mean, 95 %", shown)
 
 
+def sharing(record: dict[str, Any]) -> str:
+    """What probers guess by mode and accounts; tokens found by room and mode, and the goals."""
+    rows = {row["what"]: row for row in record["rows"]}
+    attacks = [row for what, row in rows.items() if what.startswith("attack")]
+    probed = [
+        (
+            f"`{more['mode']}`" if "=" in more["mode"] else more["mode"],
+            str(more["accounts"]),
+            f"{row['ours']:.1%}",
+            "" if row["goal"] is None else f"at most {row['goal']:.1%}: {reached(row)}",
+        )
+        for row in attacks
+        for more in (row["more"],)
+    ]
+    found = [row for what, row in rows.items() if what.startswith("hits")]
+    modes = list(dict.fromkeys(row["more"]["mode"] for row in found))
+    lines: list[tuple[str, ...]] = []
+    for room in dict.fromkeys(row["more"]["room"] for row in found):
+        lost = rows[f"goal: {room} blocks, lost at share_after=3"]
+        kept = rows[f"goal: {room} blocks, gain over salts that share_after=3 keeps"]
+        lines.append(
+            (
+                f"{room:,} blocks",
+                *(f"{rows[f'hits: {room} blocks, {mode}']['ours']:.1%}" for mode in modes),
+                f"{100 * lost['ours']:.2f} points, {reached(lost)}",
+                f"{kept['ours']:.0%}, {reached(kept)}",
+            )
+        )
+    goals = "Lost at 3 (goal 2 points) | Gain over salts kept at 3 (goal 80 %)"
+    heads = f"Room | {' | '.join(modes)} | {goals}"
+    guessed = grid("Sharing | Accounts | Tokens guessed | Chance and three deviations", probed)
+    return f"{guessed}\n\n{grid(heads, lines)}"
+
+
+def reached(row: dict[str, Any]) -> str:
+    """Whether a row's goal is reached, in a word."""
+    return "reached" if row["ok"] else "**missed**"
+
+
 def sim_store(record: dict[str, Any]) -> str:
     """Prompt tokens computed by router, machines and store."""
     rows = [row["more"] for row in record["rows"]]
@@ -321,6 +360,34 @@ def sim_store(record: dict[str, Any]) -> str:
         for router in ("round-robin", "hash", "locality", "score")
     ]
     return grid(f"Router | {' | '.join(heads)}", lines)
+
+
+def sim_progress(record: dict[str, Any]) -> str:
+    """First tokens after tool calls by room, policy and reports, and the goals."""
+    rows = [row for row in record["rows"] if not row["what"].startswith("goal")]
+    lines = [
+        (
+            f"{more['host']:,}",
+            f"`{more['policy']}`{', reports' * more['reports']}",
+            *(f"{share:.1%}" for share in (more["found_on_gpu"], more["computed"])),
+            *(f"{figure:.2f}" for figure in (more["p50_s"], row["ours"], more["p99_s"])),
+        )
+        for row in rows
+        for more in (row["more"],)
+    ]
+    goals = [
+        (
+            row["what"].removeprefix("goal: "),
+            f"−{1 - 1 / row['goal']:.0%}",
+            f"{row['ours'] / row['peer'] - 1:+.0%}".replace("-", "−"),
+            "reached" if row["ok"] else "missed",
+        )
+        for row in record["rows"]
+        if row["what"].startswith("goal")
+    ]
+    heads = "Host, blocks | Policy | Found on `gpu` | Computed | p50, s | p90, s | p99, s"
+    compared = grid("p90 of `learned` with reports | Goal | Measured | ", goals)
+    return f"{grid(heads, lines)}\n\n{compared}"
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -342,6 +409,8 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "eval_why": eval_why,
     "eval_advise": eval_advise,
     "selective_eval": selective_eval,
+    "sim_progress": sim_progress,
+    "sharing": sharing,
     "sim_store": sim_store,
     "policies": lambda record: policies.page(record, grid),
 }
@@ -350,7 +419,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
 
 def page(name: str) -> Path:
     """The page that has the table of a record."""
-    if name == "policies":
+    if name in {"policies", "sim_progress"}:
         return POLICIES
     if name == "sim_store":
         return SIMULATOR

@@ -24,7 +24,7 @@ import pytest
 import torch
 from PIL import Image
 
-from benches import against, evaluation, pages, pictures, tables
+from benches import against, evaluation, pages, pictures, sharing, tables
 from benches.core import referee, report
 from benches.core.goals import GOALS
 from benches.core.rows import GAMES, OURS, Game, Play
@@ -90,6 +90,8 @@ BENCHES = [
     ("remote", "", {"folder get 1 MiB", "host hit, store hangs", "keys"}),
     ("reproductions.__main__", "", set()),
     ("sim.store", "", {"4 machines, locality", "4 machines, score, shared store"}),
+    ("sim.progress", "", {"host 100, learned, reports", "goal: host 100, below lru"}),
+    ("sharing", "", {"attack: share_after=3, 2 accounts", "attack: share_after=3, 3 accounts"}),
     ("hybrid.__main__", "", {"core three groups: per request"}),
     pytest.param("fusion", "", {"prefix reuse", "fusion, disk"}, marks=pytest.mark.engine),
     pytest.param("selective.__main__", "", {"attend, geometric mean"}, marks=[LINUX, DEEP]),
@@ -116,6 +118,15 @@ def test_a_quick_bench_prints_a_record_of_the_common_form(record, tmp_path, modu
     assert names <= set(rows)
     for what, row in rows.items():
         assert set(row) == COLUMNS, what
+
+
+def test_a_prober_finds_secrets_with_k_accounts_and_none_with_fewer():
+    found = {row.what: row for row in sharing.attacks(3)}
+    for k in sharing.AFTER:
+        *below, full = (found[f"attack: share_after={k}, {n} accounts"] for n in range(1, k + 1))
+        assert all(row.ok for row in below)
+        assert full.ours == 1
+    assert found["attack: share all, 1 accounts"].ours == 1
 
 
 def test_other_quick_benches_print_their_figures(record, tmp_path):
