@@ -318,12 +318,11 @@ impl Manager {
         rest: &[Token],
     ) -> Vec<BlockId> {
         let visible = |&block: &BlockId| self.visible(asked.scope, block);
-        let newest: Vec<BlockId> = match known.last() {
-            Some(&last) => self.trie().children(last).filter(visible).take(NEWEST).collect(),
-            None => {
-                let firsts = self.trie().first_blocks(self.scopes.get(scope).root);
-                firsts.filter(visible).take(NEWEST).collect()
-            }
+        let newest: Vec<BlockId> = if let Some(&last) = known.last() {
+            self.trie().children(last).filter(visible).take(NEWEST).collect()
+        } else {
+            let firsts = self.trie().first_blocks(self.scopes.get(scope).root);
+            firsts.filter(visible).take(NEWEST).collect()
         };
         let own = asked
             .session

@@ -134,7 +134,9 @@ impl Manager {
         let blocks: Vec<BlockId> =
             blocks.iter().filter_map(|&block| self.trie().resolve(block)).collect();
         if self.tiers[mark.tier].spec.kind == Kind::Remote {
-            blocks.into_iter().for_each(|block| self.restore_producers(block, None));
+            for block in blocks {
+                self.restore_producers(block, None);
+            }
         } else {
             self.produce(&mark.scope, &blocks, now);
         }
