@@ -225,7 +225,7 @@ def main() -> int:
     if given.trace is None and not given.quick:
         parser.error("neither --trace nor KVTRIE_TRACE names the trace")
     rows = [*attacks(2 if given.quick else PROMPTS)]
-    rows += hits(chats(None if given.quick else Path(given.trace)))
+    rows += hits(chats(None if given.quick else Path(str(given.trace))))
     if not keep(given, document(place(), rows)):
         show(rows)
     return 0

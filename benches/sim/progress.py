@@ -85,7 +85,7 @@ def first_tokens(config: SimulationConfig) -> tuple[list[int], dict[str, Any]]:
 
 
 def row_of(world: tuple[int, str, bool], times: Sequence[int], figures: dict[str, Any]) -> Result:
-    """The 90th percentile of a run, and what is behind it."""
+    """The 90th percentile of a run, with the figures that explain it."""
     host, policy, reported = world
     # Quantiles are nearest-rank.
     p50, p90, p99 = (

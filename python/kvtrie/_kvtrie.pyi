@@ -2872,8 +2872,7 @@ class Simulation:
         self,
         requests: Iterable[
             tuple[int, _Tokens, int, int, str | None]
-            | tuple[int, _Tokens, int, int, str | None, bool]
-            | tuple[int, _Tokens, int, int, str | None, bool, _Tokens]
+            | tuple[int, _Tokens, int, int, str | None, Mapping[str, object]]
         ],
         on_record: Callable[
             [
@@ -2906,8 +2905,8 @@ class Simulation:
 
         Args:
             requests: `(arrival_ns, tokens, input_tokens, output_tokens, session)`, in order of
-                arrival, and as a sixth whether the session ends with it, for a hint to the machine
-                that serves it. With `clients` conversation after conversation, which are those that
+                arrival, and as a sixth a mapping of more, as `kvtrie.sim.readers.rows.More`: `last`
+                and `tool` become hints to the machine that serves the request. With `clients` conversation after conversation, which are those that
                 follow each other with one session, or single ones without: then `arrival_ns` is the
                 time to think between the answer before, or 0, and the request.
             on_record: called with each record, in order: `(id, machine, arrival_ns, first_token_ns,
