@@ -46,11 +46,14 @@ class Application:
         while messages[-1].get("more_body"):
             messages.append(await receive())
         content = b"".join(each.get("body", b"") for each in messages)
-        if scope.get("path") == scope.get("root_path", "") + CHAT + "/render" or (
-            scope.get("path") in ("/v1/messages/render", "/v1/responses/render")
-        ):
+        counts = {"/tokenize": "count", "/v1/messages/count_tokens": "input_tokens"}
+        counts["/v1/responses/render"] = "token_ids"
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        if path in counts and scope["path"] == scope.get("root_path", "") + path:
             self.rendered.append(json.loads(content))
-            tokens = json.dumps({"token_ids": [7] * characters(self.rendered[-1])})
+            found = characters(self.rendered[-1])
+            tokens = [7] * found if counts[path] == "token_ids" else found
+            tokens = json.dumps({counts[path]: tokens})
             parts = [tokens[:9], tokens[9:]]
         else:
             self.read.append((scope, messages, content))

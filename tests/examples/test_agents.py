@@ -63,8 +63,8 @@ class Server:
         self.calls.append(scope["path"])
         if scope["path"] == "/v1/models":
             answer = {"data": [{"id": "m"}]}
-        elif scope["path"].endswith("/render"):
-            answer = {"token_ids": rendered(body).tolist()}
+        elif scope["path"] == "/v1/messages/count_tokens":
+            answer = {"input_tokens": len(rendered(body))}
         else:
             answer = self.serve(body)
         head = [(b"content-type", b"application/json")]
@@ -136,9 +136,9 @@ def test_agents_find_more_tokens_with_their_hints(tmp_path):
     assert marked["found"] >= 1.5 * plain["found"]
     assert marked["found"] >= 0.5 * marked["prompt"]
     assert without.commands.applied == 0
-    # A pause is a `retain` and a `progress`. The system prompt is rendered once.
+    # A pause is a `retain` and a `progress`. The system prompt is counted once.
     assert (server.commands.applied, server.commands.failed) == (2 * turns, 0)
-    assert server.calls.count("/v1/messages/render") == 1
+    assert server.calls.count("/v1/messages/count_tokens") == 1
     assert server.manager.stats().tiers["host"].retained > 0
 
 

@@ -7,11 +7,15 @@ import json
 from pathlib import Path
 
 import pytest
-from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+from vllm.entrypoints.anthropic.protocol import (
+    AnthropicCountTokensRequest,
+    AnthropicMessagesRequest,
+)
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest
 
 from kvtrie.engines.server.request_hints import read_hints
 from kvtrie.engines.vllm.middleware import AgentHints
@@ -25,23 +29,27 @@ PROTOCOLS = {
     "/v1/responses": ResponsesRequest,
 }
 
+COUNTS = {
+    "/tokenize": TokenizeChatRequest,
+    "/v1/messages/count_tokens": AnthropicCountTokensRequest,
+}
+
 
 class Application:
-    """A server that reads by vLLM's protocols; each prompt that it renders has 3 tokens."""
+    """A server that reads by vLLM's protocols; each prompt that it counts has 3 tokens."""
 
     def __init__(self, path):
         self.path, self.rendered, self.read = path, 0, None
 
     async def __call__(self, scope, receive, send):
         content = (await receive())["body"]
-        request = PROTOCOLS[self.path].model_validate_json(content)
         if scope["path"] == self.path:
-            self.read = request
+            self.read = PROTOCOLS[self.path].model_validate_json(content)
             return
-        assert scope["path"] == f"{self.path}/render"
+        COUNTS[scope["path"]].model_validate_json(content)
         self.rendered += 1
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b'{"token_ids": [1, 2, 3]}'})
+        await send({"type": "http.response.body", "body": b'{"count": 3}'})
 
 
 def extra_of(request):

@@ -1,7 +1,7 @@
 """PromptLengths: the tokens of a prompt that ends where a client marked it.
 
-Only the server knows its template and tokenizer, so it renders the shorter body itself, by a
-request inside of the process that has the client's headers.
+Only the server knows its template and tokenizer, so it counts the tokens of the shorter body
+itself, by a request inside of the process that has the client's headers.
 Invariant: a length that is found sooner, because it is known, was asked for with the same salt and
 `Authorization`. Cost: a body is rendered once; at most 4096 lengths of 150 bytes are kept.
 """
@@ -26,6 +26,11 @@ __all__ = ["PromptLengths"]
 
 _MOST = 4096
 _SUCCESS = 200
+_COUNTS = {  # the path that counts tokens; vLLM has that of responses with `--enable-scale-out`
+    "/v1/chat/completions": "/tokenize",
+    "/v1/messages": "/v1/messages/count_tokens",
+    "/v1/responses": "/v1/responses/render",
+}
 _RENDERED = (
     "add_special_tokens",
     "chat_template",
@@ -69,6 +74,8 @@ class PromptLengths:
             place: the end.
             salt: the `cache_salt` that it is served with.
         """
+        if path not in _COUNTS:
+            return None
         shown = {name: body[name] for name in _RENDERED if name in body} | cut(body, place)
         if path == "/v1/chat/completions":
             shown["add_generation_prompt"] = False
@@ -78,10 +85,16 @@ class PromptLengths:
         if (known := self._known.get(key)) is not None:
             self._known.move_to_end(key)
             return known
-        status, answer = await call(self._app, scope, f"{path}/render", content)
+        status, answer = await call(self._app, scope, _COUNTS[path], content)
         if status != _SUCCESS:
             return None
-        self._known[key] = found = len(json.loads(answer)["token_ids"])
+        self._known[key] = found = _count(json.loads(answer))
         if len(self._known) > _MOST:
             self._known.popitem(last=False)
         return found
+
+
+def _count(answer: Mapping[str, Any]) -> int:
+    """The tokens that an answer counts."""
+    counts = (answer[name] for name in ("count", "input_tokens") if name in answer)
+    return int(next(counts, None) or len(answer["token_ids"]))
