@@ -96,6 +96,7 @@ def test_after_a_sleep_blocks_of_the_same_weights_come_from_host_memory_and_disk
         weights = Weights(server)
         weights.update(0)
         right = server.answers(PROMPTS)
+        server.settle()  # so that the disk has what host memory has no room for
         weights.sleep(level)
         weights.wake()
         same(server.answers(PROMPTS), right)
@@ -175,11 +176,13 @@ def play(server, seed):
         elif what == "sleep":
             begin(server, some, draw.randrange(5))
             weights.sleep(draw.choice([1, 2]), "keep")
-            if draw.random() < 0.5:
+            if changes := draw.random() < 0.5:
                 weights.saved = []
                 weights.update(draw.randrange(3))
             weights.wake()
-            answers += rest(server)
+            # A server may have sampled more tokens by the weights before than another one.
+            answers += [] if changes else rest(server)
+            rest(server)
         elif what == "update":
             weights.sleep()
             weights.update(draw.randrange(3))
