@@ -8,7 +8,7 @@ over a prompt computes its question alone; the group's answers start from the bl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -80,7 +80,7 @@ def train(settings: Settings, folder: str) -> Iterator[Figures]:
         settings: sizes of the run.
         folder: of a disk tier, in which the KV of all weights so far is.
     """
-    torch.manual_seed(0)
+    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType] - torch's
     model = _model()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     shared = torch.randint(0, _VOCABULARY, (settings.instructions,))
@@ -99,8 +99,8 @@ def train(settings: Settings, folder: str) -> Iterator[Figures]:
         yield figures
         optimizer.zero_grad()
         for answers in groups:
-            _loss(model, answers, settings).backward()
-        optimizer.step()
+            _loss(model, answers, settings).backward()  # pyright: ignore[reportUnknownMemberType] - torch's
+        optimizer.step()  # pyright: ignore[reportUnknownMemberType] - torch's
 
 
 def _model() -> LlamaForCausalLM:
@@ -146,8 +146,9 @@ def _roll_out(
 def _sample(
     kv: OpenModel, rows: torch.Tensor, settings: Settings, seed: int, **cache: object
 ) -> torch.Tensor:
-    torch.manual_seed(seed)
-    return kv.model.generate(rows, max_new_tokens=settings.answer, do_sample=True, **cache)
+    torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType] - torch's
+    generate: Any = kv.model.generate  # whose types transformers leaves open
+    return generate(rows, max_new_tokens=settings.answer, do_sample=True, **cache)
 
 
 def _reward(answers: torch.Tensor, settings: Settings) -> torch.Tensor:

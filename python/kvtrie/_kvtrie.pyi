@@ -2906,9 +2906,10 @@ class Simulation:
         Args:
             requests: `(arrival_ns, tokens, input_tokens, output_tokens, session)`, in order of
                 arrival, and as a sixth a mapping of more, as `kvtrie.sim.readers.rows.More`: `last`
-                and `tool` become hints to the machine that serves the request. With `clients` conversation after conversation, which are those that
-                follow each other with one session, or single ones without: then `arrival_ns` is the
-                time to think between the answer before, or 0, and the request.
+                and `tool` become hints to the machine that serves the request. With `clients`
+                conversation after conversation: the requests that follow each other with one
+                session, or a single one without. Then `arrival_ns` is the time to think between the
+                answer before, or 0, and the request.
             on_record: called with each record, in order: `(id, machine, arrival_ns, first_token_ns,
                 end_ns, tokens found per tier, tokens found on a peer, tokens computed, ns waited
                 for copies, ns that computing what was found would have taken per tier and last for

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 __all__ = ["CALLS", "ENGINE", "LOG", "NAMES", "OURS", "OVERRIDDEN", "USED", "VERSIONS"]
 
-ENGINE = "SGLang"
-LOG = "sglang.srt.kvtrie"
+ENGINE: str = "SGLang"
+LOG: str = "sglang.srt.kvtrie"
 VERSIONS: tuple[str, ...] = ("0.5.23",)
 
 _CACHE = "sglang.srt.mem_cache"

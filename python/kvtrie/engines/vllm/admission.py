@@ -99,7 +99,7 @@ class Admission:
         if waiting.begun is None:
             waiting.begun = waiting.identity
         run.stopped = unsure or waiting.begun != waiting.identity
-        run.shares = waiting.scope is not None and waiting.scope.share_after is not None
+        run.shares = waiting.scope.share_after is not None
         run.receiving = bool(loaded) and len(tables) > 1
         self._requests.running[request.request_id] = run
         self._requests.pins.end(waiting.pinned, now)
