@@ -106,7 +106,7 @@ CRATES := -p kvtrie-core -p kvtrie-store -p kvtrie-sim
 crates: ## whether the crates can be published: metadata, licence, README, versions; ARGS=--allow-dirty
 	cargo publish --dry-run --no-verify --locked $(CRATES) $(ARGS)
 
-test-release: $(LOCKED) ## what `make wheels` put into dist/: tags, glibc, and what runs; ARGS="-k aarch64"
+test-release: $(LOCKED) ## check the wheels in dist/ and run them: tags, glibc, tests; ARGS="-k aarch64"
 	$(TEST_RELEASE)
 
 released-%-3.14t: sources profile
