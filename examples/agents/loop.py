@@ -99,7 +99,8 @@ class Agent:
         self.messages.append({"role": "assistant", "content": said["content"]})
         results = [*map(_result, _calls(said))] or [{"type": "text", "text": "Go on."}]
         self.messages.append({"role": "user", "content": results})
-        return Turn(usage["input_tokens"] + found, found, said["content"])
+        prompt = usage["input_tokens"] + found + (usage.get("cache_creation_input_tokens") or 0)
+        return Turn(prompt, found, said["content"])
 
 
 def _calls(said: dict[str, Any]) -> list[dict[str, Any]]:
