@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::{EvictionIndex, rounded};
 use crate::hint::{Band, Priority, Share};
-use crate::policy::{Entry, Lives, NAMES, Order, Policy, Sampling, by_name};
+use crate::policy::{EXPECTED, Entry, Lives, NAMES, Order, Policy, Sampling, by_name};
 
 /// Compares `a / b` with `c / d` by quotients and remainders, for positive `b` and `d`.
 fn fractions(a: u64, b: u64, c: u64, d: u64) -> Ordering {
@@ -35,10 +35,14 @@ fn naive(name: &str, order: Order, a: &Entry, b: &Entry, now: u64) -> Ordering {
     }
     let rest = |entry: &Entry| (entry.class, entry.place, entry.tie, entry.id);
     if name == "learned" {
-        // It knows nothing: of any age the lighter one goes. Its bits are the lower half of a place.
+        // It knows nothing: of any age the lighter one goes. Its bits are the lower half of a place. In
+        // the class of announced uses, that is a weight per request from the first one to the announced.
         let weight = |entry: &Entry| {
             let weight = f32::from_bits(u32::try_from(entry.place & 0xFFFF_FFFF).expect("masked"));
-            if weight.is_nan() { f32::INFINITY } else { weight }
+            let weight = if weight.is_nan() { f64::INFINITY } else { f64::from(weight) };
+            let wait = u32::try_from(entry.place >> 32).expect("the upper half").abs_diff(1 << 31);
+            let announced = entry.class == u64::from(EXPECTED);
+            if announced { weight / f64::from(wait.max(1)) } else { weight }
         };
         return weight(a)
             .total_cmp(&weight(b))
