@@ -221,12 +221,13 @@ def test_a_reset_drops_beliefs_and_deletes_nothing_in_the_store(tmp_path):
 
 def test_kv_of_other_weights_is_not_found(tmp_path):
     engine = serve(tmp_path)
-    scheduler = engine.scheduler
-    scheduler.reset()
+    engine.scheduler.reset()
     engine.drain()
-    scheduler.cache.identity._weights = "other weights"
+    for worker in engine.workers:
+        worker._identity.weights = lambda: b"others"
     engine.add("again", PROMPTS[0], 1)
     engine.drain()
+    assert engine.scheduler.cache.identity.weights
     assert engine.found == 0
     close(engine)
 
