@@ -86,6 +86,7 @@ impl GhostTable {
     }
 
     /// Puts the uses of evicted blocks in; their group becomes the youngest of its line.
+    #[inline(never)]
     pub(crate) fn put(&mut self, slice: &GroupSlice, uses: u32) {
         self.empty = false;
         let (line, fingerprint) = self.locate(slice.group);

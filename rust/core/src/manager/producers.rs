@@ -46,6 +46,11 @@ impl Producers {
         self.of.is_empty()
     }
 
+    /// Whether no scope has shared its blocks so far.
+    pub(super) fn unused(&self) -> bool {
+        self.after == 0
+    }
+
     /// The producer that a tenant is.
     pub(super) fn producer(&self, tenant: &[u8]) -> Producer {
         let hash = blake3::keyed_hash(&self.key, tenant);
@@ -132,7 +137,7 @@ impl Manager {
     /// Adds blocks that are new in a scope.
     #[inline]
     pub(super) fn begin_producers(&mut self, scope: ScopeId, blocks: &[BlockId]) {
-        if self.scopes.get(scope).shared {
+        if !self.producers.unused() && self.scopes.get(scope).shared {
             self.producers.begin(blocks);
         }
     }

@@ -296,19 +296,24 @@ impl Manager {
         parent: Option<BlockId>,
         blocks: &[BlockId],
     ) {
-        if !self.scopes.get(scope).shared {
+        if self.hints.pending.awaited() && !self.scopes.get(scope).shared {
             self.grant_to(scope, "", parent, blocks);
         }
+        self.free_ended();
     }
 
     /// Claims the blocks of a lease's path for the hints of its tenant that waited for them, where blocks
     /// become shared.
     fn grant_shared(&mut self, id: LeaseId) {
+        if !self.hints.pending.awaited() {
+            return;
+        }
         let lease = &self.leases[&id];
-        if lease.scope.shares() && self.hints.pending.awaited() {
+        if lease.scope.shares() {
             let (scope, mine) = (lease.scope_id, lease.scope.local("").into_owned());
             let path = lease.path.blocks().to_vec();
             self.grant_to(scope, &mine, None, &path);
+            self.free_ended();
         }
     }
 
@@ -338,7 +343,6 @@ impl Manager {
             }
             parent = Some(block);
         }
-        self.free_ended();
     }
 }
 

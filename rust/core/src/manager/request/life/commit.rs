@@ -253,8 +253,9 @@ impl Manager {
     }
 
     /// Makes a lease's tenant a producer of blocks.
+    #[inline]
     fn computed(&mut self, id: LeaseId, blocks: &[BlockId], now: Nanos) {
-        if self.leases[&id].scope.shares() {
+        if !self.producers.unused() && self.leases[&id].scope.shares() {
             let scope = self.leases[&id].scope.clone();
             self.produce(&scope, blocks, now);
         }
