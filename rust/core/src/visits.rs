@@ -21,7 +21,7 @@ pub(crate) fn note(entries: usize) {
 /// Counts nothing in release builds.
 #[cfg(not(any(test, debug_assertions)))]
 #[inline]
-pub fn note(_entries: usize) {}
+pub(crate) fn note(_entries: usize) {}
 
 /// Result of `call`, and the number of entries that this thread visited during it.
 #[cfg(any(test, debug_assertions))]
