@@ -300,6 +300,16 @@ def test_a_fork_of_a_dead_process_does_not_keep_the_lock(kept):
         os.waitpid(child, 0)
 
 
+def test_a_child_that_has_not_closed_its_descriptor_yet_does_not_keep_the_lock(kept):
+    with kept_serving(kept) as executor:
+        executor.restore()
+        childs = os.dup(executor.pools[1]._lock)
+    try:
+        assert cached(kept)[0] == [2 * SIZE] * len(PROMPTS)
+    finally:
+        os.close(childs)
+
+
 def test_the_lock_of_a_process_that_is_being_killed_is_awaited(kept):
     """A zombie has died, and its lock goes as soon as the system has freed its memory."""
     tier = Tier("host", blocks=16, keep=str(kept))

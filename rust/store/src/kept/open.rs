@@ -372,6 +372,10 @@ impl Drop for KeptFile {
         if let (Some(before), Some(lock), Ok(at)) = (before, &self.lock, Place::of(&self.path)) {
             restore(&at, lock, before, Some(self.places.length));
         }
+        if let Some(lock) = &self.lock {
+            // A child that was forked a moment ago still has the descriptor, and closing keeps its lock.
+            let _ = lock.unlock();
+        }
     }
 }
 
