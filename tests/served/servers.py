@@ -144,11 +144,11 @@ def tiny_llama4(folder):
     return written(Llama4ForCausalLM, config, folder)
 
 
-def tiny_deepseek(folder):
-    """Four dense layers with latent KV."""
+def tiny_deepseek(folder, layers=4):
+    """Dense layers with latent KV."""
     config = DeepseekV2Config(
-        **_TINY,
-        first_k_dense_replace=4,
+        **_TINY | {"num_hidden_layers": layers},
+        first_k_dense_replace=layers,
         num_key_value_heads=4,
         kv_lora_rank=512,
         q_lora_rank=None,
