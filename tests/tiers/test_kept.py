@@ -303,11 +303,11 @@ def test_a_fork_of_a_dead_process_does_not_keep_the_lock(kept):
 def test_a_child_that_has_not_closed_its_descriptor_yet_does_not_keep_the_lock(kept):
     with kept_serving(kept) as executor:
         executor.restore()
-        childs = os.dup(executor.pools[1]._lock)
+        inherited = os.dup(executor.pools[1]._lock)
     try:
         assert cached(kept)[0] == [2 * SIZE] * len(PROMPTS)
     finally:
-        os.close(childs)
+        os.close(inherited)
 
 
 def test_the_lock_of_a_process_that_is_being_killed_is_awaited(kept):
