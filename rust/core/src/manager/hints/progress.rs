@@ -14,7 +14,7 @@ use crate::time::Nanos;
 
 use super::{accepted, rejected};
 
-/// One part in so many of a pause by which loads begin early, since estimates are wrong.
+/// Loads begin early by the pause divided by this, because estimates are wrong.
 const EARLY: Nanos = 8;
 
 impl Manager {

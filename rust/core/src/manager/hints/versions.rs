@@ -3,8 +3,8 @@
 //! A version is the part of an adapter's name before its first space; blocks of all tenants and
 //! adapters of a version are sorted out together. A retired block has the priority of a released one,
 //! whatever its owners claim, until its version is wanted again or the block is used. Invariant: a
-//! block that is in use stays. Cost: O(log n) per block visited; a call visits at most as many as it is
-//! told, whatever the number of blocks, requests, tenants and versions.
+//! block that is in use stays. Cost: O(log n) per block visited; its argument
+//! bounds the visits of a call, whatever the number of blocks, requests, tenants and versions.
 
 use std::collections::BTreeMap;
 

@@ -277,7 +277,7 @@ impl Manager {
         last: Option<BlockId>,
         rest: &[Token],
     ) -> usize {
-        // Nobody knows which tenant an evicted block was of.
+        // Records of evicted blocks do not name the tenant.
         if scope.shares() {
             return 0;
         }
