@@ -3,9 +3,7 @@
 //! Invariant: the same settings in every benchmark, so that their figures belong together. Cost:
 //! none.
 
-use kvtrie_core::{
-    CostModel, DropOrder, Kind, LaneSpec, Manager, Owner, Settings, Structure, TierSpec, Write,
-};
+use kvtrie_core::{CostModel, Kind, LaneSpec, Manager, Owner, Settings, TierSpec, Write};
 
 /// One tier of `blocks` blocks of 16 tokens, leaf-only.
 pub(crate) fn manager(policy: &str, blocks: u32) -> Manager {
@@ -40,26 +38,10 @@ pub(crate) fn settings(policy: &str, blocks: u32, number: usize) -> Settings {
         read: lane(&format!("from {}", kind.name())),
         store: lane(&format!("to {}", kind.name())),
     };
+    let tiers = [Kind::Gpu, Kind::Host, Kind::Disk].into_iter().take(number).map(tier).collect();
     Settings {
-        fingerprint: "bench".to_owned(),
-        layers: 32,
-        layer_bytes: 65_536,
-        block_tokens: 16,
-        token_weight: 1,
-        tiers: [Kind::Gpu, Kind::Host, Kind::Disk].into_iter().take(number).map(tier).collect(),
         policy: policy.to_owned(),
-        reuse: true,
-        epsilon: 1.0 / 64.0,
         cost: CostModel::default_curve(100_000.0).expect("good numbers"),
-        priced: false,
-        structure: Structure::LeafOnly,
-        drop_order: DropOrder::Shallow,
-        ranks: 1,
-        events: 0,
-        block_events: 0,
-        eviction_log: 0,
-        groups: None,
-        explain: false,
-        producer_key: None,
+        ..Settings::new("bench", 32, 65_536, tiers)
     }
 }

@@ -3,9 +3,7 @@
 
 use std::sync::Arc;
 
-use kvtrie_core::{
-    CostModel, DropOrder, Kind, LaneSpec, LoadMode, Owner, Settings, Structure, TierSpec, Write,
-};
+use kvtrie_core::{CostModel, Kind, LaneSpec, LoadMode, Owner, Settings, TierSpec, Write};
 use kvtrie_sim::cost::{Affine, PART_BITS};
 use kvtrie_sim::directory::Learning;
 use kvtrie_sim::engine::{self, Limits, Service, Wait};
@@ -43,26 +41,10 @@ pub(crate) fn tier(kind: Kind, blocks: u32, write: Write) -> TierSpec {
 /// Settings of a model with 4 layers and 1 KiB of KV per token, in blocks of 16 tokens.
 pub(crate) fn settings(tiers: Vec<TierSpec>) -> Settings {
     Settings {
-        fingerprint: String::new(),
-        layers: 4,
-        layer_bytes: 4096,
-        block_tokens: 16,
-        token_weight: 1,
-        tiers,
         policy: "lru".into(),
-        reuse: true,
         epsilon: 0.0,
         cost: CostModel::affine(0.0, 1.0, 0.0, 1000.0).expect("a cost"),
-        priced: false,
-        structure: Structure::LeafOnly,
-        drop_order: DropOrder::Shallow,
-        ranks: 1,
-        events: 0,
-        block_events: 0,
-        eviction_log: 0,
-        groups: None,
-        explain: false,
-        producer_key: None,
+        ..Settings::new("", 4, 4096, tiers)
     }
 }
 
