@@ -3,11 +3,14 @@
 import json
 import random
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvtrie.cli import main
 from kvtrie.errors import ConfigError
-from kvtrie.sim.capacities import lru_curve, paths_of
+from kvtrie.sim.capacities import BlockPath, lru_curve, paths_of
 from kvtrie.sim.config import read_config
 from kvtrie.sim.run import run_config
 
@@ -68,6 +71,53 @@ def test_one_pass_has_the_hits_of_a_run_with_each_capacity(tmp_path, seed, chang
 def test_one_pass_has_the_hits_of_many_runs(tmp_path, changes):
     for seed in range(4, 200):
         each_capacity_is_a_run(drawn(tmp_path, seed), changes)
+
+
+def naive_distances(requests):
+    """Each request's distances, from one list of all blocks in the order in which they stay."""
+    order, distance = [], {}
+    for blocks, findable, room in requests:
+        path = [tuple(blocks[: at + 1]) for at in range(len(blocks))]
+        yield [(distance[block], len(block) - 1) for block in path[:findable] if block in distance]
+        before = len(path) + room
+        for block in order:
+            before += block not in path[:findable]
+            distance[block] = max(distance[block], before)
+        order = path + [block for block in order if block not in path]
+        distance |= {block: at + 1 for at, block in enumerate(path)}
+
+
+REQUESTS = st.lists(
+    st.tuples(st.lists(st.integers(0, 2), max_size=6), st.integers(0, 6), st.integers(0, 3)),
+    max_size=40,
+)
+
+
+@given(REQUESTS)
+def test_distances_are_those_of_one_list(requests):
+    names = {}  # an id says all up to its block's end
+    paths = []
+    for blocks, *more in requests:
+        prefixes = [tuple(blocks[: at + 1]) for at in range(len(blocks))]
+        ids = [names.setdefault(prefix, 7 * len(names)) for prefix in prefixes]
+        paths.append(BlockPath(np.array(ids, np.uint32), *more))
+    naive = list(naive_distances(requests))
+    capacities = range(max((most for one in naive for most, _ in one), default=0) + 2)
+    curve = lru_curve(paths, capacities)
+    assert curve.each.tolist() == [
+        [sum(most <= capacity for most, _ in one) for capacity in capacities] for one in naive
+    ]
+    for capacity in capacities:
+        found = [at for one in naive for most, at in one if most <= capacity]
+        at = min(capacity, len(curve.found) - 1)
+        assert (curve.found[at], curve.depths[at]) == (len(found), sum(found))
+
+
+def test_blocks_of_an_answer_are_found_by_the_next_prompt():
+    first = BlockPath(np.array([1], np.uint32), 1, 0, np.array([2], np.uint32))
+    again = BlockPath(np.array([1, 2], np.uint32), 2, 0)
+    curve = lru_curve([first, again])
+    assert (curve.blocks, curve.least, curve.found.tolist()) == (3, 2, [0, 1, 2])
 
 
 def test_prompts_of_tokens_end_with_a_block(tmp_path):

@@ -5,10 +5,12 @@ whatever its capacity: last use, the latest first, and of one request the first 
 distances: Mattson and others, "Evaluation techniques for storage hierarchies", 1970). A block's
 distance is the capacity from which on it is still there: the deepest place that it had since its
 last use, where a request that ran then counts with all that it pinned, room for its answer and
-blocks that it computed again included. Distances ascend along the order.
+blocks that it computed again included. A block is used whenever one after it on its path is. So
+the blocks that a request used last are the end of its path and move as one: block `i` is at place
+`base + i`, and a tree over last uses has one number per request (`last_uses`).
 Invariant: each capacity that holds every request alone has the hits of a run, block for block;
-smaller ones refuse requests and are left out. Cost: O(distinct blocks) per request, a few machine
-words each; a few bytes per distinct block.
+smaller ones refuse requests and are left out. Cost: an array lookup per block, O(log requests) per
+earlier request whose blocks are used; a few bytes per block.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from kvtrie.errors import ConfigError
+from kvtrie.sim.last_uses import LastUses
 from kvtrie.sim.readers.lines import Skipped
 from kvtrie.sim.requests import block_requests
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -31,21 +34,29 @@ if TYPE_CHECKING:
 
 __all__ = ["BlockPath", "HitCurve", "lru_curve", "paths_of"]
 
+_SPARSE = 8
+
 
 @dataclass(frozen=True, slots=True)
 class BlockPath:
     """One request.
 
     Attributes:
-        blocks: int64 `(n,)`, ids of its prompt's blocks, first to last: equal where all up to that
-            block's end is equal, below the number of distinct ones.
+        blocks: uint32 `(n,)`, ids of its prompt's blocks, first to last: equal where all up to that
+            block's end is equal.
         findable: how many of them at the front may be found; the others are computed again.
         room: further blocks that it takes while it runs.
+        answer: uint32, ids of the blocks that its answer fills, where these are known.
     """
 
-    blocks: NDArray[np.int64]
+    blocks: NDArray[np.uint32]
     findable: int
     room: int
+    answer: NDArray[np.uint32] | None = None
+
+    def used(self) -> NDArray[np.uint32]:
+        """Return the blocks of prompt and answer."""
+        return self.blocks if self.answer is None else np.concatenate((self.blocks, self.answer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +68,16 @@ class HitCurve:
         least: the smallest capacity that holds every request alone.
         found: int64, blocks found with each capacity from 0 on; the last place is that of all
             larger ones, and those below `least` are of no run.
+        depths: int64, the sum of the places of these blocks in their prompts, from 0 on.
+        each: int64 `(requests, capacities)`, blocks that each request finds with each of the
+            capacities that were asked for.
     """
 
     blocks: int
     least: int
     found: NDArray[np.int64]
+    depths: NDArray[np.int64]
+    each: NDArray[np.int64]
 
     def hits(self, capacity: int) -> int:
         """Return the number of blocks found with a capacity.
@@ -74,32 +90,59 @@ class HitCurve:
         return int(self.found[min(capacity, len(self.found) - 1)])
 
 
-def lru_curve(paths: Iterable[BlockPath]) -> HitCurve:
-    """Return the curve of requests that run one after the other."""
-    order = np.empty(0, dtype=np.int64)  # ids, the latest used first
-    distance = np.empty(0, dtype=np.int64)
-    own = np.zeros(1, dtype=bool)  # by id: of the running request's blocks
-    distances: list[NDArray[np.int64]] = []
-    blocks = least = 0
-    for path in paths:
-        size = len(path.blocks)
-        blocks += size
-        least = max(least, size + path.room)
-        if size and (most := int(path.blocks.max())) >= len(own):
-            own = np.concatenate((own, np.zeros(most + 1, dtype=bool)))
-        own[path.blocks[: path.findable]] = True
-        unpinned = ~own[order]
-        distances.append(distance[~unpinned])
-        # A block stays if the pinned blocks and those before it in the order leave room for it.
-        deep = np.cumsum(unpinned) + size + path.room
-        own[path.blocks[path.findable :]] = True
-        others = ~own[order]
-        own[path.blocks] = False
-        order = np.concatenate((path.blocks, order[others]))
-        distance = np.concatenate(
-            (np.arange(1, size + 1), np.maximum(distance[others], deep[others]))
-        )
-    return HitCurve(blocks, least, np.cumsum(np.bincount(np.concatenate([[0], *distances]))) - 1)
+def lru_curve(paths: Iterable[BlockPath], capacities: Sequence[int] = ()) -> HitCurve:
+    """Return the curve of requests that run one after the other.
+
+    Args:
+        paths: in order.
+        capacities: those for `HitCurve.each`.
+    """
+    bases, runs = LastUses(), list[tuple[int, int, int, int]]()
+    paths = list(paths)
+    used = _dense([path.used() for path in paths])
+    last = np.full(max((int(one.max()) for one in used if len(one)), default=0) + 1, -1)
+    for number, (path, blocks) in enumerate(zip(paths, used, strict=True)):
+        earlier = last[blocks]
+        last[blocks] = number
+        known = int(np.argmin(earlier)) if len(blocks) and earlier.min() < 0 else len(blocks)
+        ends = (np.flatnonzero(np.diff(earlier[:known])) + 1).tolist()
+        moved: list[tuple[int, int, int]] = []
+        for start, end in zip([0, *ends], [*ends, known] if known else [], strict=False):
+            request, found = int(earlier[start]), min(end, path.findable)
+            if start < found:
+                runs.append((number, start, found, bases.most(request)))
+            moved.append((request, end - start, end - max(start, found)))
+        bases.use(moved, len(blocks), path.room)
+    request, start, end, base = np.array(runs, dtype=np.int64).reshape(-1, 4).T
+    least = max(
+        (len(blocks) + path.room for path, blocks in zip(paths, used, strict=True)), default=0
+    )
+    each = np.zeros((len(paths), len(capacities)), dtype=np.int64)
+    for at, capacity in enumerate(capacities):
+        np.add.at(each[:, at], request, np.clip(capacity - base + 1, start, end) - start)
+    count, offset = (_over(start + base, end + base, one) for one in (np.ones_like(base), base))
+    depths = count * np.arange(len(count)) - offset
+    blocks = sum(len(path.blocks) for path in paths)
+    return HitCurve(blocks, least, np.cumsum(count), np.cumsum(depths), each)
+
+
+def _over(
+    start: NDArray[np.int64], end: NDArray[np.int64], amount: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The sum of amounts at each place of their ranges, up to the last one."""
+    changes = np.zeros(int(end.max(initial=1)) + 1, dtype=np.int64)
+    np.add.at(changes, start, amount)
+    np.subtract.at(changes, end, amount)
+    return np.cumsum(changes)[:-1]
+
+
+def _dense(paths: list[NDArray[np.uint32]]) -> list[NDArray[np.uint32]]:
+    """The paths with ids near their number, which an array has room for."""
+    every = np.concatenate([np.empty(0, dtype=np.uint32), *paths])
+    if not len(every) or int(every.max()) < _SPARSE * len(every):
+        return paths
+    ids = np.unique(every, return_inverse=True)[1]
+    return np.split(ids, np.cumsum([len(path) for path in paths])[:-1])
 
 
 def paths_of(config: SimulationConfig, skipped: Skipped | None = None) -> Iterator[BlockPath]:
@@ -112,20 +155,16 @@ def paths_of(config: SimulationConfig, skipped: Skipped | None = None) -> Iterat
     Raises:
         ConfigError: a line that cannot be, or a prompt that ends inside a block.
     """
-    numbers: dict[int, int] = {}
     size, keep = config.block_tokens, cast("int", config.manager["keep"])
     skipped = (skipped or Skipped()) if config.trace.lenient else None
     requests = block_requests(config.trace, size, skipped, config.most_blocks)
     for number, request in enumerate(requests):
-        prompt, ids = request.input_tokens, request.blocks.tolist()
+        prompt, ids = request.input_tokens, request.blocks
         if not config.trace.hashed and prompt % size:
             raise ConfigError(
                 f"request {number} has {prompt} tokens, no whole number of blocks of {size}"
             )
-        blocks = np.array(
-            [numbers.setdefault(block, len(numbers)) for block in ids], dtype=np.int64
-        )
         findable = len(ids) if keep == 0 else min(len(ids), max(0, prompt - keep) // size)
         # The last token of an answer is never written.
         written = -(-(prompt + max(0, request.output_tokens - 1)) // size)
-        yield BlockPath(blocks, findable, max(0, written - len(ids)))
+        yield BlockPath(ids, findable, max(0, written - len(ids)))
