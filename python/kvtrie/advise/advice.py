@@ -1,36 +1,46 @@
 """Advice: what host memory and a disk of each size would find and save, and which to take.
 
-Invariant: a hit whose load takes longer than its computation counts as none. Cost: one replay of
-the window per size and policy, with and without disk, and two more.
+Invariant: a hit whose load takes longer than its computation counts as none. Cost: one pass
+over the window for all sizes of LRU, one replay per size and policy for others.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtrie.advise.predict import Setting, bound, play
+from kvtrie.advise import prefill
+from kvtrie.advise.outlook import Outlook
+from kvtrie.advise.predict import Setting, bound, play, play_lru
 from kvtrie.advise.tier_bytes import TierBytes
+from kvtrie.advise.worth import worth_of
 from kvtrie.errors import ConfigError
+from kvtrie.settings.resume import has_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from numpy.typing import NDArray
+
     from kvtrie.advise.predict import Bound, Played
     from kvtrie.advise.server_metrics import Traffic
+    from kvtrie.advise.worth import Worth
     from kvtrie.model.shape import ModelShape
     from kvtrie.settings.resume import ResumePoints
     from kvtrie.settings.tier import Lane
+    from kvtrie.sim.passes import Passes
     from kvtrie.sim.trace import TraceRequest
 
-__all__ = ["Advice", "Outlook", "Question", "advise", "usual_hosts"]
+__all__ = ["Advice", "Question", "advise", "usual_hosts"]
 
 _POINT = 0.01
 _ON_GPU = 0.9
 _NS = 1e9
 _STEPS = 6
+_FINE = 20
 _LEAST_COUNTED = 10
 
 
@@ -51,6 +61,8 @@ class Question:
         coverage: tokens of the rebuilt prompts per token of all prompts; 1 without metrics.
         resume: which borders stay resumable where groups of layers are kept apart; None keeps all
             tokens of all layers.
+        passes: measured step times of the engine; None takes the mean time of the metrics for
+            each computed token.
     """
 
     model: ModelShape
@@ -63,40 +75,36 @@ class Question:
     traffic: Traffic | None = None
     coverage: float = 1.0
     resume: ResumePoints | None = None
+    passes: Passes | None = None
 
     def sizes(self) -> TierBytes:
         """Return the sizes of blocks."""
         return TierBytes.of(self.model, self.block_tokens, self.resume)
 
+    def prefill_s(
+        self, gpu: NDArray[np.int64], found: NDArray[np.int64], prompt: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+        """Return the seconds that prompts compute without host and disk, and with them.
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """The figures of one setting.
+        With measured passes and metrics, the passes are scaled to the time that the server
+        reports: it serves requests next to each other.
 
-    Attributes:
-        host: bytes of host memory.
-        disk: bytes of the disk.
-        policy: the policy of both.
-        beyond: whether a tier is larger than all that the window stored, so that the figures are
-            lower limits.
-        gpu: share of prompt tokens found in the GPU's memory, with the engine's cache as played.
-        found: share of prompt tokens found on host and disk.
-        saved: share of the time of all prefills that these tokens save; None without metrics.
-        ttft_mean_s: mean of the seconds that requests with such tokens save.
-        ttft_median_s: median of them.
-        helped: share of requests with such tokens.
-    """
-
-    host: int
-    disk: int
-    policy: str
-    beyond: bool
-    gpu: float
-    found: float
-    saved: float | None
-    ttft_mean_s: float | None
-    ttft_median_s: float | None
-    helped: float
+        Args:
+            gpu: tokens that the GPU's memory had.
+            found: further tokens that host and disk had.
+            prompt: tokens of the prompts.
+        """
+        token_s = self.traffic.token_s if self.traffic is not None else None
+        if self.passes is None:
+            if token_s is None:
+                return None
+            return (prompt - gpu) * token_s, (prompt - gpu - found) * token_s
+        alone = prefill.seconds(self.passes, gpu, prompt)
+        below = prefill.seconds(self.passes, gpu + found, prompt)
+        scale = 1.0
+        if token_s is not None and alone.any():
+            scale = token_s * float((prompt - gpu).sum()) / float(alone.sum())
+        return alone * scale, below * scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +121,7 @@ class Advice:
         half_gpu_alone: share found in the GPU's memory alone where it is half as large.
         nothing: why there is nothing to gain; None if there is.
         refused: requests that did not fit into the engine's cache as it was played.
+        worth: what each size adds.
     """
 
     window: Bound
@@ -124,6 +133,7 @@ class Advice:
     half_gpu_alone: float
     nothing: str | None
     refused: int
+    worth: Worth
 
 
 def usual_hosts(gpu: int, stored: int) -> list[int]:
@@ -162,20 +172,16 @@ def advise(
             f"window: at least {_LEAST_COUNTED} wanted there; listen for longer"
         )
     sizes = question.sizes()
-    gpu, stored = max(sizes.rounded(question.gpu), sizes.least), sizes.stored(window)
-    hosts = question.hosts or usual_hosts(gpu, stored)
-    disk = max(stored, sizes.least) if question.disk is None else question.disk
-    for given in (*hosts, *((disk,) if disk else ())):
-        if given < sizes.least:
-            raise ConfigError(f"a size of {given} bytes is below a block of {sizes.least} bytes")
-    settings = [
-        Setting(gpu, sizes.rounded(host), sizes.rounded(below), policy)
-        for policy in question.policies
-        for below in ((0, disk) if disk else (0,))
-        for host in hosts
-    ]
+    gpu = max(sizes.rounded(question.gpu), sizes.least)
+    smaller = max(sizes.least, sizes.rounded(gpu // 2))
+    settings, fine = _settings(window, question, gpu)
+    lru = _played_lru(
+        requests, [Setting(gpu), Setting(smaller), *settings, *fine], window, question
+    )
 
     def played(setting: Setting) -> Played:
+        if setting in lru:
+            return lru[setting]
         return play(
             requests(),
             setting,
@@ -188,7 +194,6 @@ def advise(
     alone = played(Setting(gpu))
     rows = tuple(_outlook(one, played(one), window, question) for one in watch(settings))
     chosen, nothing = _choose(rows, alone, window, question)
-    smaller = max(sizes.least, sizes.rounded(gpu // 2))
     half = Setting(smaller)
     if chosen is not None:
         half = Setting(smaller, chosen.host, chosen.disk, chosen.policy)
@@ -203,6 +208,50 @@ def advise(
         _share(int(halved.found.sum()), window, question),
         nothing,
         alone.refused,
+        worth_of(rows, [_outlook(one, lru[one], window, question) for one in fine if one in lru]),
+    )
+
+
+def _settings(window: Bound, question: Question, gpu: int) -> tuple[list[Setting], list[Setting]]:
+    """The settings to play, and hosts between them where `lru` is one of the policies.
+
+    Raises:
+        ConfigError: a size below a block.
+    """
+    sizes = question.sizes()
+    stored = sizes.stored(window)
+    hosts = question.hosts or usual_hosts(gpu, stored)
+    disk = max(stored, sizes.least) if question.disk is None else question.disk
+    for given in (*hosts, *((disk,) if disk else ())):
+        if given < sizes.least:
+            raise ConfigError(f"a size of {given} bytes is below a block of {sizes.least} bytes")
+    settings = [
+        Setting(gpu, sizes.rounded(host), sizes.rounded(below), policy)
+        for policy in question.policies
+        for below in ((0, disk) if disk else (0,))
+        for host in hosts
+    ]
+    if "lru" not in question.policies:
+        return settings, []
+    between = np.geomspace(min(hosts), max(hosts), _FINE).astype(np.int64).tolist()
+    return settings, [Setting(gpu, sizes.rounded(host)) for host in between]
+
+
+def _played_lru(
+    requests: Callable[[], Iterable[TraceRequest]],
+    settings: Sequence[Setting],
+    window: Bound,
+    question: Question,
+) -> dict[Setting, Played]:
+    """The settings that one pass answers; none where groups of layers are kept apart."""
+    if has_groups(question.model, question.resume):
+        return {}
+    return play_lru(
+        requests(),
+        [one for one in settings if one.policy == "lru"],
+        model=question.model,
+        block_tokens=question.block_tokens,
+        since=window.since,
     )
 
 
@@ -213,7 +262,6 @@ def _share(tokens: int, window: Bound, question: Question) -> float:
 
 def _outlook(setting: Setting, played: Played, window: Bound, question: Question) -> Outlook:
     below = played.found[:, 1:]
-    token_s = question.traffic.token_s if question.traffic is not None else None
     kinds = [kind for kind, room in ((0, setting.host), (1, setting.disk)) if room]
     load_s = np.zeros(len(below))
     if question.lanes is not None:
@@ -223,15 +271,17 @@ def _outlook(setting: Setting, played: Played, window: Bound, question: Question
             taken = bytes_ / lane.bytes_per_s + lane.latency_ns / _NS
             load_s += np.where(bytes_ > 0, taken, 0.0)
     found = below.sum(axis=1) if kinds else np.zeros(len(below), dtype=np.int64)
+    gpu = played.found[:, 0]
     spared = None
-    if token_s is not None:
-        gain = found * token_s - load_s
+    times = question.prefill_s(gpu, found, played.prompt)
+    if times is not None:
+        gain = times[0] - times[1] - load_s
         found = np.where(gain > 0, found, 0)
         spared = np.where(gain > 0, gain, 0.0)
     helped = found > 0
     saved = mean = median = None
-    if spared is not None and token_s is not None:
-        computed = (played.prompt - played.found[:, 0]).sum() * token_s
+    if spared is not None and times is not None:
+        computed = float(times[0].sum())
         saved = float(spared.sum() / computed) if computed > 0 else 0.0
         some = spared[helped]
         mean, median = (float(some.mean()), float(np.median(some))) if len(some) else (0.0, 0.0)
@@ -246,7 +296,19 @@ def _outlook(setting: Setting, played: Played, window: Bound, question: Question
         ttft_mean_s=mean,
         ttft_median_s=median,
         helped=float(helped.mean()) if len(helped) else 0.0,
+        cost=_cost(gpu, found, played.prompt, question),
     )
+
+
+def _cost(
+    gpu: NDArray[np.int64], found: NDArray[np.int64], prompt: NDArray[np.int64], question: Question
+) -> float:
+    """The share of all computation that is saved."""
+    of = prefill.computation
+    if (passes := question.passes) is not None:
+        of = partial(prefill.seconds, passes)
+    alone = float(of(gpu, prompt).sum())
+    return 1 - float(of(gpu + found, prompt).sum()) / alone if alone else 0.0
 
 
 def _choose(

@@ -4,7 +4,7 @@ The engine's cache is an LRU tier that writes through, as the connector fills ho
 host tier and perhaps a disk. Groups of layers that the engine keeps apart are apart on all tiers: a
 prefix counts up to the deepest border at which all of them have what a resume needs. The first two
 thirds of the window fill the tiers, the last third is counted: a tier that starts empty finds less
-than a warm one.
+than a warm one. All settings of LRU come from one pass (`play_lru`).
 Invariant: the same requests and setting give the same figures. Cost: a few microseconds per block.
 """
 
@@ -18,9 +18,10 @@ import numpy as np
 from kvtrie._kvtrie import BlockManager, Simulation
 from kvtrie.settings.resume import has_groups
 from kvtrie.settings.tier import Tier
+from kvtrie.sim.capacities import BlockPath, lru_curve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from kvtrie.sim.readers.rows import Record, RowWithMore
     from kvtrie.sim.trace import TraceRequest
 
-__all__ = ["Bound", "Played", "Setting", "bound", "play"]
+__all__ = ["Bound", "Played", "Setting", "bound", "play", "play_lru"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,3 +194,55 @@ def play(
     return Played(
         np.array(prompts, dtype=np.int64), np.array(found, np.int64).reshape(shape), refused
     )
+
+
+def play_lru(
+    requests: Iterable[TraceRequest],
+    settings: Sequence[Setting],
+    *,
+    model: ModelShape,
+    block_tokens: int,
+    since: int,
+) -> dict[Setting, Played]:
+    """Play a window once for all settings of LRU.
+
+    The engine's cache writes through, so with the host it finds what the larger of the two would
+    find alone; a disk has what left the host, so with it the two count as one tier.
+
+    Args:
+        requests: as of `play`.
+        settings: tiers of LRU.
+        model: as of `play`, without groups of layers.
+        block_tokens: as of `play`.
+        since: as of `play`.
+
+    Returns:
+        The counted requests with each setting whose cache holds every request alone.
+    """
+    block = model.block_bytes(block_tokens)
+    capacities = [
+        max(setting.gpu, below) // block
+        for setting in settings
+        for below in (0, setting.host, setting.host + setting.disk)
+    ]
+    at: list[int] = []
+    prompts: list[int] = []
+
+    def paths() -> Iterator[BlockPath]:
+        for request in requests:
+            at.append(request.at)
+            prompts.append(request.input_tokens)
+            yield BlockPath(request.blocks, len(request.blocks), 0, request.answer)
+
+    curve = lru_curve(paths(), capacities)
+    counted, tokens = np.array(at) >= since, np.array(prompts, dtype=np.int64)
+    found = np.minimum(curve.each.astype(np.int64) * block_tokens, tokens[:, None])[counted]
+    played: dict[Setting, Played] = {}
+    for number, setting in enumerate(settings):
+        if curve.least > setting.gpu // block:
+            continue
+        upto = found[:, 3 * number : 3 * number + 3]
+        kinds = [0, *([1] if setting.host else []), *([2] if setting.disk else [])]
+        each = np.diff(upto[:, kinds], axis=1, prepend=0)
+        played[setting] = Played(tokens[counted], each, 0)
+    return played

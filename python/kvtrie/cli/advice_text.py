@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvtrie.advise.advice import Advice, Outlook, Question
+    from kvtrie.advise.advice import Advice, Question
     from kvtrie.advise.breakers import Breaker
     from kvtrie.advise.groups import Grouping
+    from kvtrie.advise.outlook import Outlook
     from kvtrie.advise.window import Window
+    from kvtrie.advise.worth import Worth
 
 __all__ = ["advice_text", "size_text"]
 
@@ -52,11 +54,14 @@ def advice_text(
     lines += [_row(_cells(row)) for row in advice.rows]
     lines.append("")
     if any(row.saved is None for row in advice.rows):
-        lines.append("Times are not known without --metrics of a vLLM server.")
+        lines.append(
+            "Times are not known without --metrics of a vLLM server or a profile with a model."
+        )
     if any(row.beyond for row in advice.rows):
         lines.append("≥: larger than all that the window stored; a longer one may find more.")
     if advice.refused:
         lines.append(f"{advice.refused} requests are larger than the GPU cache as played.")
+    lines += _worth(advice.worth)
     lines += _breakers(seen, breakers)
     half, chosen = advice.half, advice.chosen
     fewer = f"With a GPU cache half as large the GPU finds {_share(half.gpu)}"
@@ -68,6 +73,31 @@ def advice_text(
     lines += [f"Smallest size within 1 point of the largest: {best}.", f"{fewer} and {both}."]
     lines += ["", _launch(chosen, seen)]
     return "\n".join(lines) + "\n"
+
+
+def _worth(worth: Worth) -> list[str]:
+    """What a GB more of host memory or of a disk saves."""
+    lines = ["", "Sizes worth their price, by the share of all prefill computation that they save:"]
+    widths = (9, 10, 10, 9, 16, 14)
+    heads = ("policy", "host", "disk", "saved", "per GB of host", "per GB of disk")
+    lines.append(_row(heads, widths))
+    for step in worth.steps:
+        per_disk = "–" if step.per_disk_gb is None else f"{100 * step.per_disk_gb:.3f}"
+        cells = (step.policy, size_text(step.host), size_text(step.disk) if step.disk else "–")
+        cells = (*cells, _share(step.cost), f"{100 * step.per_host_gb:.3f}", per_disk)
+        lines.append(_row(cells, widths))
+    lines.append(
+        "Points of that share per GB: of host beyond the size above, of disk for this host."
+    )
+    for policy, size in worth.knees.items():
+        lines.append(
+            f"The curve of {policy} bends at host {size_text(size)}: more adds less per GB."
+        )
+    if worth.equal is not None:
+        lines.append(
+            f"With host {size_text(worth.equal)} learned saves as much as lru with the largest."
+        )
+    return [*lines, ""]
 
 
 def _breakers(seen: Window | None, breakers: Sequence[Breaker] | None) -> list[str]:
@@ -154,8 +184,8 @@ def _cells(row: Outlook) -> tuple[str, ...]:
     )
 
 
-def _row(cells: tuple[str, ...]) -> str:
-    first, *others = zip(cells, _WIDTHS, strict=True)
+def _row(cells: tuple[str, ...], widths: tuple[int, ...] = _WIDTHS) -> str:
+    first, *others = zip(cells, widths, strict=True)
     left = f"{first[0]:{first[1]}}"
     return left + "".join(f" {cell:>{width}}" for cell, width in others)
 

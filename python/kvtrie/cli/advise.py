@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvtrie.advise.groups import Grouping
     from kvtrie.advise.window import Window
     from kvtrie.model.shape import ModelShape
+    from kvtrie.sim.passes import Passes
     from kvtrie.sim.trace import TraceRequest
 
 __all__ = ["COMMAND"]
@@ -100,7 +101,8 @@ def _setting_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--link",
         metavar="FILE",
-        help="the file of `kvtrie profile`, or the bytes per second from host to GPU, as 25GB",
+        help="the file of `kvtrie profile`, with the times of prefills if it has a model's, or the "
+        "bytes per second from host to GPU, as 25GB",
     )
     add(
         "--format",
@@ -314,7 +316,19 @@ def _question(given: argparse.Namespace, played: Grouping, seen: Window | None) 
         traffic,
         1.0 if seen is None else seen.coverage(traffic),
         played.resume,
+        _passes(given.link),
     )
+
+
+def _passes(link: str | None) -> Passes | None:
+    """The step times in a file of `kvtrie profile`, where it has those of a model."""
+    from kvtrie.input import read_text, toml_of
+    from kvtrie.sim.passes import read_passes
+
+    if link is None or not (path := Path(link)).is_file():
+        return None
+    has = "passes" in toml_of(read_text(path, "the profile"), f"{path} is no profile")
+    return read_passes(path) if has else None
 
 
 def _lanes(link: str | None) -> tuple[Lane, Lane]:
