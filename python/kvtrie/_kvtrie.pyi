@@ -53,6 +53,7 @@ __all__ = [
     "Explanation",
     "Failed",
     "GroupStats",
+    "HashLines",
     "HintReply",
     "Histogram",
     "Index",
@@ -75,7 +76,6 @@ __all__ = [
     "ValueFolder",
     "ValueFormat",
     "__version__",
-    "hashed_line",
     "locality",
     "page_bytes",
 ]
@@ -94,18 +94,54 @@ def page_bytes(slots: list[int]) -> int:
         ConfigError: a slot without bytes, or above 2^56 bytes.
     """
 
-def hashed_line(
-    line: str,
-) -> tuple[int, int, int, NDArray[np.uint32], str | None] | None:
-    """A line of a trace of block hashes, where nothing is unusual.
+class HashLines:
+    """Reader of the lines of a trace of block hashes, where nothing is unusual.
+
+    Equal hashes have equal ids, and distinct ones distinct ids.
 
     Args:
-        line: a JSON object.
-
-    Returns:
-        `(at_ns, input_tokens, output_tokens, block ids, session)`; None for a line that cannot be,
-        or that `kvtrie.sim.trace` has to look at: it says what is wrong, and reads the same.
+        most: ids of a line.
+        own: hashes below are ids as they are; others are numbered from there as they appear.
+        room: ids end before.
+        hash_tokens: tokens of a hash, against which lines are checked; None checks none.
     """
+
+    def __init__(
+        self, *, most: int, own: int, room: int, hash_tokens: int | None = None
+    ) -> None: ...
+    def row(
+        self, line: str
+    ) -> (
+        tuple[
+            int | str | None,
+            int | None,
+            int,
+            int,
+            NDArray[np.uint32],
+            str | None,
+            list[str] | None,
+            tuple[str | None, list[str] | None, int | None] | None,
+        ]
+        | None
+    ):
+        """Return the fields of a line.
+
+        Args:
+            line: a JSON object.
+
+        Returns:
+            `(timestamp, arrival_ns, input tokens, output tokens, block ids, session, names of
+            fields that are not read, (request_id, wait_for, tool_wait_ms))`; None for a line that
+            cannot be, or that `kvtrie.sim.readers.hashes` has to look at: it names the fault, and
+            reads the same.
+        """
+
+    def ids(self, hashes: Sequence[int]) -> NDArray[np.uint32]:
+        """Return the ids of hashes of 64 bits.
+
+        Raises:
+            ConfigError: no id is left.
+        """
 
 def locality(candidates: list[tuple[int, int]], ratio: int) -> int:
     """Return the candidate that the simulator's router `locality` chooses.

@@ -1,18 +1,19 @@
 """Traces: what is written is read again, and a wrong line is named."""
 
 import json
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvtrie._kvtrie import hashed_line
+from kvtrie._kvtrie import HashLines
 from kvtrie.errors import ConfigError
-from kvtrie.sim import trace
-from kvtrie.sim.trace import read_trace, write_trace
+from kvtrie.sim.readers import hashes
+from kvtrie.sim.readers.hashes import Reading
+from kvtrie.sim.readers.lines import _logged as hashes_logged
+from kvtrie.sim.trace import iter_trace, read_trace, write_trace
 from kvtrie.sim.workloads import conversations
 
 GOOD = {"timestamp": 5, "input_length": 700, "output_length": 9, "hash_ids": [1, 2]}
@@ -26,7 +27,7 @@ def file_of(tmp_path, *rows):
 
 
 def test_what_is_written_is_read_again(tmp_path):
-    made = [replace(made, at=made.at // 10**6 * 10**6) for made in conversations(seed=3)]
+    made = conversations(seed=3)
     path = tmp_path / "trace.jsonl"
     write_trace(path, made)
     read = read_trace(path)
@@ -61,7 +62,7 @@ def test_fields_have_the_published_names_and_units(tmp_path):
         ({"output_length": None}, "output_length is None"),
         ({"hash_ids": 7}, "hash_ids is 7"),
         ({"hash_ids": [1, -2]}, r"hash_ids\[1\] is -2"),
-        ({"hash_ids": [2**32]}, "4294967296"),
+        ({"hash_ids": [2**64]}, "18446744073709551616"),
     ],
 )
 def test_a_wrong_field_is_named_with_its_line(tmp_path, change, message):
@@ -73,19 +74,23 @@ def test_a_wrong_field_is_named_with_its_line(tmp_path, change, message):
 NUMBERS = st.one_of(
     st.integers(-2, 2**34),
     st.sampled_from([2**32 - 1, 2**32, 2**63 // 10**6, 2**63 // 10**6 + 1, 2**64, -(2**63)]),
+    st.sampled_from(["7", "0x7", "fF", "1753780607550317897", "2026-09-24T10:00:00Z"]),
     st.floats(),
     st.booleans(),
     st.none(),
     st.text(max_size=3),
 )
-IDS = st.one_of(st.lists(st.one_of(st.integers(0, 2**32 - 1), NUMBERS), max_size=4), NUMBERS)
+IDS = st.one_of(st.lists(st.one_of(st.integers(0, 2**64 - 1), NUMBERS), max_size=4), NUMBERS)
+RANGES = st.lists(
+    st.one_of(NUMBERS, st.lists(st.one_of(st.integers(0, 9), NUMBERS), max_size=3)), max_size=3
+)
 NAMES = st.one_of(NUMBERS, st.text(), st.just("x" * 65_535), st.just("x" * 65_536))
 USUAL = st.fixed_dictionaries(
     {
         "timestamp": st.integers(0, 2**40),
         "input_length": st.integers(0, 2**32 - 1),
         "output_length": st.integers(0, 2**32 - 1),
-        "hash_ids": st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=5),
+        "hash_ids": st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=5),
     },
     optional={"session": st.text(max_size=5), "more": st.lists(st.text())},
 )
@@ -96,41 +101,87 @@ ODD = st.fixed_dictionaries(
         "input_length": NUMBERS,
         "output_length": NUMBERS,
         "hash_ids": IDS,
-        "ranges": st.lists(st.lists(st.integers(0, 9), max_size=2), max_size=2),
+        "ranges": RANGES,
         "session": NAMES,
+        "session_id": NAMES,
+        "arrival_ns": NUMBERS,
+        "request_id": NAMES,
+        "wait_for": st.one_of(NUMBERS, st.lists(NAMES, max_size=2)),
+        "tool_wait_ms": NUMBERS,
+        "delay": NUMBERS,
+        "chat_id": NUMBERS,
+        "prefix_reset": st.booleans(),
     },
 )
+LEFT_OUT = st.sets(st.sampled_from(["timestamp", "hash_ids", "output_length"]), max_size=2)
 
 
-def read(path):
-    """Result of reading a file of one line: its request, or the error."""
+class Unusual:
+    """Leaves every line to Python's reader."""
+
+    def __init__(self, **settings):
+        self.ids = HashLines(**settings).ids
+
+    def row(self, line):
+        del line
+
+
+def read(path, caplog):
+    """Result of reading a file: its requests, or the error, and what was logged."""
+    hashes_logged.cache_clear()
+    caplog.clear()
     try:
-        (found,) = read_trace(path)
+        found = [
+            (
+                one.at,
+                one.input_tokens,
+                one.output_tokens,
+                one.blocks.tolist(),
+                one.session,
+                one.waits,
+            )
+            for one in iter_trace(path, reading=Reading(waits=True))
+        ]
     except ConfigError as error:
-        return str(error)
-    return found.at, found.input_tokens, found.output_tokens, found.blocks.tolist(), found.session
+        found = str(error)
+    return found, list(map(set, (line.split() for line in caplog.messages)))
 
 
-@given(USUAL, ODD, st.sampled_from(["{}", " {}", "[{}]", "{}x", "\ufeff{}", "\t{}  "]))
-def test_a_line_reads_the_same_in_one_call(tmp_path_factory, usual, odd, around):
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(USUAL, ODD, LEFT_OUT, st.sampled_from(["{}", " {}", "[{}]", "{}x", "\ufeff{}", "\t{}  "]))
+def test_a_line_reads_the_same_in_one_call(tmp_path_factory, caplog, usual, odd, left, around):
     path = tmp_path_factory.getbasetemp() / "line.jsonl"
-    for row in (usual, {**usual, **odd}):
-        path.write_text(around.replace("{}", json.dumps(row)) + "\n")
-        quick = read(path)
+    named = {**usual, "timestamp": 0, "request_id": "7"}
+    for line in (usual, {key: one for key, one in {**usual, **odd}.items() if key not in left}):
+        path.write_text(f"{json.dumps(named)}\n{around.replace('{}', json.dumps(line))}\n")
+        quick = read(path, caplog)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(trace, "hashed_line", lambda _: None)
-            assert read(path) == quick
+            patch.setattr(hashes, "HashLines", Unusual)
+            assert read(path, caplog) == quick
 
 
 def test_lines_of_published_traces_are_read_in_one_call():
-    assert hashed_line(json.dumps(GOOD)) is not None
+    def row(line):
+        return HashLines(most=9, own=2**31, room=2**32).row(line)
+
+    compact = {"arrival_ns": 5, "input_length": 700, "output_length": 9, "ranges": [[1, 3]]}
+    for usual in (
+        GOOD,
+        compact,
+        {**compact, "session": 7},
+        {**GOOD, "timestamp": "1753780607550317897", "hash_ids": [2**64 - 1, "9f86d081884c7d65"]},
+        {**GOOD, "chat_id": 1, "parent_chat_id": -1, "turn": 1, "type": "text"},
+        {**compact, "request_id": "1", "wait_for": ["0"], "tool_wait_ms": 5},
+    ):
+        assert row(json.dumps(usual)) is not None
     for other in (
         "[5, 700, 9, [1, 2], null, null]",  # the fields in their order
         json.dumps(GOOD)[:-1] + ', "timestamp": 6}',  # of two equal ones Python takes the last
-        json.dumps({**GOOD, "session": 7}),
+        json.dumps({**GOOD, "session": 7.5}),
+        json.dumps({**GOOD, "session_id": "x"}),
         json.dumps({**GOOD, "ranges": [[0, 1]]}),
     ):
-        assert hashed_line(other) is None
+        assert row(other) is None
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", "7", '{"timestamp": 1,}'])

@@ -5,7 +5,7 @@ demo, fuse, profile, calibrate, replay, remote --> output_file      a model's wo
 generate, finetune, longcontext --> model, cache, dotted            settings with dotted keys
 disk --> folder --> kept_file --> found                             what a tier left on disk
 top --> view --> scrape      advise --> advice_text      doctor --> control
-replay, disk, advise --> progress
+trace --> replay, disk, advise --> progress
 ```
 
 Arguments are parsed here and work is done elsewhere, imported when a command runs.
@@ -40,6 +40,7 @@ from kvtrie.cli import (
     show,
     sim,
     top,
+    trace,
 )
 from kvtrie.errors import KvtrieError
 from kvtrie.printable import MESSAGE, printable
@@ -59,6 +60,7 @@ _COMMANDS = {
     "longcontext_eval": longcontext.COMMAND,
     "replay": replay.COMMAND,
     "sim": sim.COMMAND,
+    "trace": trace.COMMAND,
     "map": show.MAP,
     "stats": show.STATS,
     "top": top.COMMAND,

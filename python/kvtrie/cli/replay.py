@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from kvtrie._kvtrie import BlockManager, Eviction
     from kvtrie.model.shape import ModelShape
     from kvtrie.settings.resume import ResumePoints
+    from kvtrie.sim.config import TraceSource
     from kvtrie.sim.readers.lines import Skipped
     from kvtrie.sim.replay import Replayed
     from kvtrie.sim.trace import TraceRequest
 
-__all__ = ["COMMAND", "add_model", "add_tiers", "model_of"]
+__all__ = ["COMMAND", "add_model", "add_tiers", "add_trace", "model_of", "source_of"]
 
 _ON_THE_MAP = 24
 _COLUMNS = (
@@ -38,21 +39,7 @@ _COLUMNS = (
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "trace",
-        type=Path,
-        metavar="TRACE",
-        help="JSON lines with timestamp, input_length, output_length and hash_ids, or see --format",
-    )
-    parser.add_argument(
-        "--format",
-        default="mooncake",
-        metavar="NAME",
-        help="of TRACE: mooncake, tokens, azure, burstgpt or sharegpt (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--lenient", action="store_true", help="leave out lines that cannot be, and count them"
-    )
+    add_trace(parser)
     add_tiers(parser, several=True)
     add_model(parser)
     parser.add_argument(
@@ -90,6 +77,46 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=_run)
+
+
+def add_trace(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say which trace is read, and how."""
+    parser.add_argument(
+        "trace",
+        type=Path,
+        metavar="TRACE",
+        help="JSON lines with timestamp, input_length, output_length and hash_ids, or see --format",
+    )
+    parser.add_argument(
+        "--format",
+        default="mooncake",
+        metavar="NAME",
+        help="of TRACE: mooncake, tokens, azure, burstgpt or sharegpt (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--time-unit",
+        default="auto",
+        metavar="UNIT",
+        help="of timestamp in a Mooncake trace: s, ms, us or ns (default: by its first value)",
+    )
+    parser.add_argument(
+        "--lenient", action="store_true", help="leave out lines that cannot be, and count them"
+    )
+
+
+def source_of(given: argparse.Namespace) -> TraceSource:
+    """The trace that these arguments name.
+
+    Raises:
+        ConfigError: an unknown format or unit.
+    """
+    from kvtrie.sim.config.trace import FORMATS, TraceSource, checked
+    from kvtrie.sim.readers.times import TIME_UNITS
+
+    word("--format", given.format, FORMATS)
+    unit = word("--time-unit", given.time_unit, TIME_UNITS)
+    size = given.block_tokens
+    return checked(TraceSource(given.trace, given.format, hash_tokens=size, time_unit=unit))
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -179,15 +206,13 @@ def _rooms(text: str) -> list[int]:
 
 
 def _run(given: argparse.Namespace) -> int:
-    from kvtrie.sim.config.trace import FORMATS, TraceSource
     from kvtrie.sim.readers.lines import MOST_BLOCKS, Skipped
     from kvtrie.sim.replay import open_manager, replay
     from kvtrie.sim.requests import block_requests
 
     skipped = Skipped() if given.lenient else None
     tiers = given.tier or [Tier("gpu", blocks=5859)]
-    word("--format", given.format, FORMATS)
-    source = TraceSource(given.trace, given.format, hash_tokens=given.block_tokens)
+    source = source_of(given)
     most = max(MOST_BLOCKS, *(tier.blocks or 0 for tier in tiers))
     stream = block_requests(source, given.block_tokens, skipped, most)
     several = "," in given.policy

@@ -6,17 +6,18 @@ Cost: one pass over the file, of which one line is held; see the readers for wha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvtrie.errors import ConfigError
-from kvtrie.sim.readers.lines import MOST, MOST_BLOCKS
-from kvtrie.sim.readers.rows import RequestRow
+from kvtrie.sim.readers.hashes import Reading, hash_rows
+from kvtrie.sim.readers.lines import MOST_BLOCKS
+from kvtrie.sim.readers.rows import RequestRow, RowWithMore
 from kvtrie.sim.readers.sharegpt import sharegpt_requests, tokenizer_of
 from kvtrie.sim.readers.tables import azure_requests, burstgpt_requests
 from kvtrie.sim.readers.tokens import token_requests
-from kvtrie.sim.trace import TraceRequest, iter_trace
+from kvtrie.sim.trace import TraceRequest, request_of
 from kvtrie.sim.workloads.family import Family
 
 if TYPE_CHECKING:
@@ -33,8 +34,11 @@ def trace_requests(
     block_tokens: int,
     skipped: Skipped | None = None,
     most: int = MOST_BLOCKS,
-) -> Iterator[RequestRow]:
-    """Yield the requests of a trace, in its order.
+    *,
+    waits: bool = True,
+    anew: bool = False,
+) -> Iterator[RequestRow | RowWithMore]:
+    """Yield the requests of a trace, in its order; those that wait for others have more.
 
     Args:
         source: the trace.
@@ -42,12 +46,27 @@ def trace_requests(
             block in it.
         skipped: counts lines that cannot be, which are left out; None ends with the first.
         most: blocks of a prompt of hashes or lengths, which a short line can claim.
+        waits: read which requests wait for others; otherwise a warning names the fields.
+        anew: number the hashes of a trace from 0 on.
 
     Raises:
         ConfigError: a line that cannot be, or a file without one that can.
     """
-    for at, tokens, prompt, answer, session in _requests(source, block_tokens, skipped, most):
-        yield at, tokens, prompt, answer if source.output else 1, session
+    parts = max(1, source.hash_tokens // block_tokens)
+    reading = Reading(
+        hash_tokens=source.hash_tokens,
+        most=most // parts,
+        time_unit=source.time_unit,
+        waits=waits,
+        parts=parts,
+        anew=anew,
+    )
+    rows = _requests(source, block_tokens, skipped, most, reading)
+    if source.output:
+        yield from rows
+    else:
+        for row in rows:
+            yield (*row[:3], 1, *row[4:])  # pyright: ignore[reportReturnType] - the same length
 
 
 def block_requests(
@@ -55,14 +74,21 @@ def block_requests(
     block_tokens: int,
     skipped: Skipped | None = None,
     most: int = MOST_BLOCKS,
+    *,
+    waits: bool = False,
+    anew: bool = False,
 ) -> Iterator[TraceRequest]:
     """Yield the requests of a trace as ids of blocks, equal if the prompts are up to there.
+
+    Requests come in the order of the trace, and none waits for another.
 
     Args:
         source: the trace. Of one with tokens, each block that differs is remembered.
         block_tokens: real tokens of a block.
         skipped: counts lines that cannot be, which are left out; None ends with the first.
         most: blocks of a prompt of hashes or lengths, which a short line can claim.
+        waits: as for `trace_requests`.
+        anew: as for `trace_requests`.
 
     Raises:
         ConfigError: a line that cannot be, or a file without one that can; requests whose order
@@ -72,11 +98,14 @@ def block_requests(
         raise ConfigError(
             'trace.arrivals.kind is "closed": the order of requests depends on the run'
         )
-    rows = trace_requests(source, block_tokens, skipped, most)
+    rows = trace_requests(source, block_tokens, skipped, most, waits=waits, anew=anew)
+    if source.hashed:
+        yield from map(request_of, rows)
+        return
     seen: dict[tuple[int, bytes], int] = {}
-    for at, tokens, prompt, answer, session in rows:
-        blocks = tokens if source.hashed else _named(tokens, block_tokens, seen)
-        yield TraceRequest(at, prompt, answer, blocks, session)
+    for at, tokens, *rest in rows:
+        row: Any = (at, _named(tokens, block_tokens, seen), *rest)
+        yield request_of(row)
 
 
 def _named(
@@ -95,29 +124,24 @@ def _named(
 
 
 def _requests(
-    source: TraceSource, block_tokens: int, skipped: Skipped | None, most: int
-) -> Iterable[RequestRow]:
-    generator = source.generator
+    source: TraceSource, block_tokens: int, skipped: Skipped | None, most: int, reading: Reading
+) -> Iterable[RequestRow | RowWithMore]:
+    generator, path = source.generator, source.path
     if isinstance(generator, Family):
-        return _parted(generator.made(source.seed), source, block_tokens)
+        made = generator.made(source.seed)
+        rows = (
+            (one.at, one.blocks, one.input_tokens, one.output_tokens, one.session) for one in made
+        )
+        return _parted(rows, source, reading.parts) if reading.parts > 1 else rows
     if generator is not None:
         return generator.made(block_tokens, source.seed)
-    return _read(source, block_tokens, skipped, most)
-
-
-def _read(
-    source: TraceSource, block_tokens: int, skipped: Skipped | None, most: int
-) -> Iterable[RequestRow]:
-    path = source.path
     match source.format:
         case "mooncake":
-            ids, size = most // max(1, source.hash_tokens // block_tokens), source.hash_tokens
-            read = iter_trace(path, skipped, hash_tokens=size, most=ids)
-            return _parted(read, source, block_tokens)
-        case "azure":
-            return azure_requests(path, block_tokens, skipped, most)
-        case "burstgpt":
-            return burstgpt_requests(path, block_tokens, skipped, most)
+            rows = hash_rows(path, skipped, reading)
+            return _parted(rows, source, reading.parts) if reading.parts > 1 else rows
+        case "azure" | "burstgpt":
+            read = azure_requests if source.format == "azure" else burstgpt_requests
+            return read(path, block_tokens, skipped, most)
         case "sharegpt":
             return sharegpt_requests(
                 path,
@@ -132,23 +156,15 @@ def _read(
 
 
 def _parted(
-    requests: Iterable[TraceRequest], source: TraceSource, block_tokens: int
-) -> Iterator[RequestRow]:
+    requests: Iterable[RequestRow | RowWithMore], source: TraceSource, parts: int
+) -> Iterator[RequestRow | RowWithMore]:
     """Split each hash of the requests into its blocks."""
-    parts = source.hash_tokens // block_tokens
-    for request in requests:
-        tokens = request.blocks
-        if parts > 1:
-            inside = np.arange(parts, dtype=np.uint64)
-            wide = (tokens.astype(np.uint64)[:, None] * parts + inside).reshape(-1)
-            # The last hash may have fewer tokens.
-            full = len(tokens) * source.hash_tokens
-            short = max(0, full - request.input_tokens) // (source.hash_tokens // parts)
-            wide = wide[: len(wide) - min(short, parts - 1)]
-            if int(wide.max()) > MOST:
-                raise ConfigError(
-                    f"{source.path}: hash_ids has {int(tokens.max())}, at most {MOST // parts} "
-                    f"wanted where a hash is {parts} blocks"
-                )
-            tokens = wide.astype(np.uint32)
-        yield request.at, tokens, request.input_tokens, request.output_tokens, request.session
+    inside = np.arange(parts, dtype=np.uint64)
+    for row in requests:
+        tokens = row[1]
+        wide = (tokens.astype(np.uint64)[:, None] * parts + inside).reshape(-1)
+        # The last hash may have fewer tokens.
+        full = len(tokens) * source.hash_tokens
+        short = max(0, full - row[2]) // (source.hash_tokens // parts)
+        wide = wide[: len(wide) - min(short, parts - 1)].astype(np.uint32)
+        yield (row[0], wide, *row[2:])  # pyright: ignore[reportReturnType] - the same length

@@ -60,7 +60,9 @@ def run_config(
     config: SimulationConfig,
     on_request: Callable[[dict[str, Any]], object] | None = None,
     *,
-    watch: Callable[[Iterable[RequestRow]], Iterable[RequestRow]] = iter,
+    watch: Callable[
+        [Iterable[RequestRow | RowWithMore]], Iterable[RequestRow | RowWithMore]
+    ] = iter,
     simulation: Simulation | None = None,
     on_decision: Callable[[dict[str, Any]], object] | None = None,
     best: int = 0,
@@ -84,7 +86,7 @@ def run_config(
     simulation = simulation or open_simulation(config)
     skipped = Skipped() if config.trace.lenient else None
 
-    def rows(skipped: Skipped | None) -> Iterable[RequestRow]:
+    def rows(skipped: Skipped | None) -> Iterable[RequestRow | RowWithMore]:
         read = trace_requests(config.trace, config.block_tokens, skipped, config.most_blocks)
         return _full_blocks(config, read)
 
@@ -109,7 +111,9 @@ def run_config(
     return figures
 
 
-def _full_blocks(config: SimulationConfig, requests: Iterable[RequestRow]) -> Iterable[RequestRow]:
+def _full_blocks(
+    config: SimulationConfig, requests: Iterable[RequestRow | RowWithMore]
+) -> Iterable[RequestRow | RowWithMore]:
     """Leave out the last block of prompts of hashes where it is a part of one.
 
     No resume point of groups that are kept apart is after it.
@@ -117,8 +121,9 @@ def _full_blocks(config: SimulationConfig, requests: Iterable[RequestRow]) -> It
     if config.resume is None or not config.trace.hashed:
         yield from requests
         return
-    for at, tokens, prompt, answer, session in requests:
-        yield at, tokens[: max(1, prompt // config.block_tokens)], prompt, answer, session
+    for row in requests:
+        full = row[1][: max(1, row[2] // config.block_tokens)]
+        yield (row[0], full, *row[2:])  # pyright: ignore[reportReturnType] - the same length
 
 
 def play(

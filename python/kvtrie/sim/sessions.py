@@ -101,8 +101,8 @@ def last_ones(sessions: Iterable[str | None]) -> set[int]:
 
 
 def with_sessions(
-    requests: Iterable[RequestRow],
-    once: Iterable[RequestRow],
+    requests: Iterable[RequestRow | RowWithMore],
+    once: Iterable[RequestRow | RowWithMore],
     *,
     ends: bool,
     reports: Reports,
@@ -118,6 +118,9 @@ def with_sessions(
         reports: of the tool before each next request of a session.
         tenants: whose the sessions are; a request without a session is one.
         seed: of what is drawn.
+
+    Raises:
+        ConfigError: tools report, and a request waits for others.
     """
     arrivals: list[int] = []
     after: dict[int, int] = {}
@@ -131,10 +134,15 @@ def with_sessions(
     last = set(newest.values()) if ends else set[int]()
     rng = random.Random(seed)  # noqa: S311 - a workload needs no secrecy
     for at, request in enumerate(requests):
-        more: More = {"last": at in last}
+        more: More = {**(request[5] if len(request) > 5 else {}), "last": at in last}  # noqa: PLR2004
+        if reports.number and "after" in more:
+            raise ConfigError(
+                f"trace.reports.number is {reports.number}, but request {at + 1} waits for others "
+                "and a tool reports before an arrival of the trace"
+            )
         if reports.number and at in after:
             more["tool"] = (arrivals[after[at]], reports.of(rng))
         scope = tenants.scope(f"{at}" if request[4] is None else request[4], seed)
         if scope is not None:
             more["scope"] = scope
-        yield (*request, more)
+        yield (*request[:5], more)

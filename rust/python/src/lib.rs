@@ -61,7 +61,7 @@ mod _kvtrie {
         index::Index,
         kept::KeptFile,
         lease::Lease,
-        line::hashed_line,
+        line::HashLines,
         manager::BlockManager,
         matched::{Copy, Match, MatchedBlock},
         miss::{Miss, MissBranch},

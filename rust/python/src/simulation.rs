@@ -24,6 +24,7 @@ use kvtrie_sim::transfer::{Mode, Transfer};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
+use crate::arrays::numbers;
 use crate::error::{bad, raise};
 use crate::lease::load_mode;
 use crate::manager::BlockManager;
@@ -366,7 +367,9 @@ impl Simulation {
 }
 
 /// A request, perhaps with a mapping of more: `last`, whether its session ends with it; `answer`, its
-/// tokens; `scope`; `tool`, the time at which the session's tool ends and what it reports in between.
+/// tokens; `scope`; `tool`, the time at which the session's tool ends and what it reports in between;
+/// `after`, places of requests that it waits for, and `pause`, the time from their ends to its arrival;
+/// `named`, whether others may wait for it.
 fn read(id: u64, request: &Bound<'_, PyAny>) -> PyResult<Request> {
     let request = request.cast::<PyTuple>()?;
     let (arrival, tokens, input, output, session): RequestRow<'_> =
@@ -376,6 +379,7 @@ fn read(id: u64, request: &Bound<'_, PyAny>) -> PyResult<Request> {
     let more = |name| more.map_or(Ok(None), |more| more.get_item(name));
     let last = more("last")?.map_or(Ok(false), |last| last.extract())?;
     let (answer, tool, whose) = (more("answer")?, more("tool")?, more("scope")?);
+    let (after, pause) = (more("after")?, more("pause")?);
     Ok(Request {
         id,
         arrival: nanos(&arrival, "arrival_ns")?,
@@ -384,6 +388,9 @@ fn read(id: u64, request: &Bound<'_, PyAny>) -> PyResult<Request> {
         input: whole(&input, "input_tokens", u64::from(u32::MAX))?,
         output: whole(&output, "output_tokens", u64::from(u32::MAX))?,
         last,
+        after: after.map_or(Ok(Vec::new()), |after| numbers(&after, "after", id))?,
+        pause: pause.map_or(Ok(0), |pause| nanos(&pause, "pause"))?,
+        named: more("named")?.map_or(Ok(false), |named| named.extract())?,
         scope: scope(whose.as_ref())?,
         tool: tool.map(|tool| read_tool(&tool)).transpose()?,
         session: session.map(|name| text(&name, "session").map(String::from)).transpose()?,

@@ -51,11 +51,6 @@ impl Events {
         self.0.push(Reverse(event));
     }
 
-    /// Adds some events.
-    pub fn extend(&mut self, events: impl IntoIterator<Item = Event>) {
-        self.0.extend(events.into_iter().map(Reverse));
-    }
-
     /// Takes the next event.
     pub fn pop(&mut self) -> Option<Event> {
         self.0.pop().map(|Reverse(event)| event)

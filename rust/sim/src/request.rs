@@ -8,7 +8,7 @@ use kvtrie_core::{Nanos, Scope, Token};
 /// One request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// Its place in the trace, from 0 on; by clients, how many came in before it.
+    /// Its place in the trace, from 0 on; once it has come in, how many came in before it.
     pub id: u64,
     /// When it comes in; in the trace of clients, how long one thinks before.
     pub arrival: Nanos,
@@ -22,6 +22,12 @@ pub struct Request {
     pub scope: Scope,
     /// Whether its conversation ends with it and the manager gets a hint.
     pub last: bool,
+    /// Places of the requests above it that have to end before it comes in.
+    pub after: Vec<u64>,
+    /// The time between the last of these ends and its arrival, which is no earlier than `arrival`.
+    pub pause: Nanos,
+    /// Whether requests below it may wait for it.
+    pub named: bool,
     /// The tool that its conversation waits for then, if that reports.
     pub tool: Option<Tool>,
     /// Real tokens of its prompt.

@@ -268,12 +268,12 @@ impl Simulation {
         mut on_decision: impl FnMut(Decision) -> Result<()>,
     ) -> Result<()> {
         let mut arrivals = Arrivals::new(requests.into_iter(), self.clients);
-        self.events.extend(arrivals.begin()?);
+        arrivals.begin(&mut self.events)?;
         let mut closed = false;
         loop {
             let Some(Event { at, kind, machine, number }) = self.events.pop() else {
                 if std::mem::replace(&mut closed, true) {
-                    return Ok(());
+                    return arrivals.finish();
                 }
                 self.close_engines()?;
                 continue;
@@ -290,9 +290,9 @@ impl Simulation {
             self.now = at;
             match kind {
                 Kind::Arrival => {
-                    let (request, next) = arrivals.take(number, at)?;
-                    self.events.extend(next);
-                    if let Some(decision) = self.arrive(request)? {
+                    if let Some(request) = arrivals.take(number, at, &mut self.events)?
+                        && let Some(decision) = self.arrive(request)?
+                    {
                         on_decision(decision)?;
                     }
                 }
@@ -320,7 +320,7 @@ impl Simulation {
                 Kind::DirectoryUpdate => unreachable!("it is taken above"),
             }
             for record in self.settle(machine)? {
-                self.events.extend(arrivals.ended(record.id, at)?);
+                arrivals.ended(record.id, at, &mut self.events)?;
                 self.early.insert(record.id, record);
             }
             while let Some(record) = self.early.remove(&self.next_record) {

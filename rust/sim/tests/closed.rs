@@ -1,8 +1,9 @@
-//! Clients that wait for answers: each turn comes a time to think after the last answer has ended.
+//! Requests that wait for answers: of clients, each turn a time to think after the last answer has ended; of a
+//! trace, each a pause after the ends of those that it names.
 
 use std::collections::BTreeMap;
 
-use kvtrie_core::{Kind, Write};
+use kvtrie_core::{Error, Kind, Write};
 use kvtrie_sim::engine::Wait;
 use kvtrie_sim::record::Record;
 use kvtrie_sim::request::Request;
@@ -158,4 +159,83 @@ fn by_hand_two_clients_take_turns() {
             (74_000, Some(197_000), Some(207_000)),
         ]
     );
+}
+
+/// A trace of which some requests wait for up to three above them.
+fn waiting(seed: u64) -> Vec<Request> {
+    let (_, _, mut trace) = drawn(seed);
+    let mut dice = Dice(seed + 2);
+    for place in 0..trace.len() {
+        for _ in 0..dice.below(4) * dice.below(2) {
+            let parent = dice.below(u32::try_from(place.max(1)).expect("short")) as usize;
+            if parent < place {
+                trace[parent].named = true;
+                trace[place].after.push(parent as u64);
+            }
+        }
+        trace[place].pause = u64::from(dice.below(2) * dice.below(200_000));
+    }
+    trace
+}
+
+/// Order in which requests come in, by hand: of those whose parents have come in, the next one is the first by
+/// time. The ends are taken from the records.
+fn in_turn(records: &[Record], trace: &[Request]) -> Vec<Request> {
+    let mut ends: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut left = trace.to_vec();
+    let mut came = Vec::new();
+    while !left.is_empty() {
+        let due = |request: &Request| {
+            let ends: Option<Vec<u64>> =
+                request.after.iter().map(|one| ends.get(one).copied()).collect();
+            let last = ends?.into_iter().max().map_or(0, |end| end + request.pause);
+            Some((request.arrival.max(last), request.id))
+        };
+        let (at, place) = left.iter().filter_map(due).min().expect("one can come");
+        let next = left.iter().position(|request| request.id == place).expect("it is left");
+        let request = left.remove(next);
+        let id = came.len() as u64;
+        ends.insert(place, records[came.len()].end.expect("served"));
+        let (after, pause) = (Vec::new(), 0);
+        came.push(Request { id, arrival: at, after, pause, named: false, ..request });
+    }
+    came
+}
+
+#[test]
+fn a_run_that_waits_is_the_open_run_of_what_came_in() {
+    let (mut played, mut held) = (0, 0);
+    for seed in 0..100 {
+        let trace = waiting(seed);
+        for (config, same) in std::iter::zip(configs(seed), configs(seed)) {
+            let (records, _) = play(config, trace.clone());
+            assert_eq!(records.len(), trace.len());
+            if records.iter().any(|record| record.end.is_none()) {
+                continue;
+            }
+            let came = in_turn(&records, &trace);
+            held += usize::from(came.iter().zip(&trace).any(|(one, of)| one.arrival != of.arrival));
+            let (open, _) = play(same, came);
+            assert_eq!(open, records, "seed {seed}");
+            played += 1;
+        }
+    }
+    assert!(played > 50 && held > 25, "{played}, {held}");
+}
+
+#[test]
+fn a_request_that_waits_for_one_below_it_or_without_a_name_is_refused() {
+    let refused = |after: u64, named: bool| {
+        let mut trace = requests(&[(1, 0), (2, 1)]);
+        trace[0].named = named;
+        trace[1].after.push(after);
+        let room = settings(vec![tier(Kind::Gpu, 16, Write::Never)]);
+        let mut simulation = Simulation::new(config(room, 1, Wait::All)).expect("settings");
+        simulation.run(trace.into_iter().map(Ok), |_| Ok(()))
+    };
+    assert!(refused(0, true).is_ok());
+    for (after, named, message) in [(1, true, "waits for request 1"), (0, false, "not named")] {
+        let Err(Error::Config(text)) = refused(after, named) else { panic!("it was played") };
+        assert!(text.contains(message), "{text}");
+    }
 }

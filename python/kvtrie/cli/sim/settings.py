@@ -27,6 +27,11 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         "--lenient", action="store_true", help="leave out lines of the trace that cannot be"
     )
     parser.add_argument(
+        "--time-unit",
+        metavar="UNIT",
+        help="of timestamp in a Mooncake trace: s, ms, us or ns (default: by its first value)",
+    )
+    parser.add_argument(
         "--token-by-token",
         action="store_true",
         help="each token of an answer is a separate event, as engine.token_by_token=true",
@@ -50,6 +55,8 @@ def changes_in(given: argparse.Namespace) -> list[str]:
     changes = list(given.set)
     if given.lenient:
         changes.append("trace.lenient=true")
+    if given.time_unit is not None:
+        changes.append(f"trace.time_unit={given.time_unit}")
     if given.token_by_token:
         changes.append("engine.token_by_token=true")
     return changes

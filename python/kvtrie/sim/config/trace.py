@@ -10,6 +10,7 @@ from kvtrie.errors import ConfigError
 from kvtrie.settings.argument import shown
 from kvtrie.sim.arrivals import Arrivals
 from kvtrie.sim.config.table import made, plain
+from kvtrie.sim.readers.times import TIME_UNITS
 from kvtrie.sim.sessions import Reports, Tenants
 from kvtrie.sim.workloads.families import FAMILIES
 from kvtrie.sim.workloads.family import Family
@@ -19,7 +20,7 @@ from kvtrie.sim.workloads.sharegpt import ShareGptLike
 if TYPE_CHECKING:
     from kvtrie.sim.config.table import Table
 
-__all__ = ["FORMATS", "Generator", "TraceSource", "trace_of"]
+__all__ = ["FORMATS", "Generator", "TraceSource", "checked", "trace_of"]
 
 FORMATS = ("tokens", "mooncake", "azure", "burstgpt", "sharegpt")
 """Formats of trace files; each is the name of its reader."""
@@ -44,6 +45,7 @@ class TraceSource:
         format: what the file is, one of `FORMATS`; or the name of a generator.
         output: whether answers are made; without, a request ends with its first token.
         hash_tokens: tokens per hash of a Mooncake trace, or per id of a family.
+        time_unit: unit of `timestamp` in a Mooncake trace, or "auto".
         lenient: leave out lines that cannot be, and count them.
         tokenizer: how texts of ShareGPT become tokens: "words" or a `tokenizer.json`.
         arrivals: when conversations of ShareGPT begin, or how many clients have them.
@@ -59,6 +61,7 @@ class TraceSource:
     format: str = "tokens"
     output: bool = True
     hash_tokens: int = _HASH_TOKENS
+    time_unit: str = TIME_UNITS[0]
     lenient: bool = False
     tokenizer: str = "words"
     arrivals: Arrivals = field(default_factory=Arrivals)
@@ -105,7 +108,7 @@ def trace_of(table: Table, folder: Path, seed: int = 0) -> TraceSource:
         generator = _generator(table, kind)
         table.close()
         source = TraceSource(Path(kind), kind, output, seed=seed, generator=generator)
-        return _checked(replace(source, **sessions))
+        return checked(replace(source, **sessions))
     given = table.take("path")
     if not isinstance(given, str) or not given:
         raise ConfigError(f"trace.path is {shown(given)}, the name of a file wanted")
@@ -115,6 +118,7 @@ def trace_of(table: Table, folder: Path, seed: int = 0) -> TraceSource:
         format=kind,
         output=output,
         hash_tokens=table.number("hash_tokens", _HASH_TOKENS, 1, 2**31 - 1),
+        time_unit=table.word("time_unit", TIME_UNITS),
         lenient=table.flag("lenient", default=False),
         tokenizer=table.text("tokenizer", "words"),
         arrivals=_of(table, "arrivals", Arrivals),
@@ -122,7 +126,7 @@ def trace_of(table: Table, folder: Path, seed: int = 0) -> TraceSource:
         seed=seed,
     )
     table.close()
-    return _checked(replace(source, **sessions))
+    return checked(replace(source, **sessions))
 
 
 def _generator(table: Table, kind: str) -> Generator:
@@ -133,7 +137,17 @@ def _generator(table: Table, kind: str) -> Generator:
     return made("trace", of, {**stated, "arrivals": _of(table, "arrivals", Arrivals)})
 
 
-def _checked(source: TraceSource) -> TraceSource:
+def checked(source: TraceSource) -> TraceSource:
+    """Return a trace whose settings go together.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if source.time_unit != TIME_UNITS[0] and source.format != "mooncake":
+        raise ConfigError(
+            f"trace.time_unit is {source.time_unit!r}, but times of the format {source.format} "
+            "have one unit"
+        )
     if source.reports.number and source.clients is not None:
         raise ConfigError(
             f"trace.reports.number is {source.reports.number} with {source.clients} clients that "

@@ -1,6 +1,7 @@
-"""Open a trace as text, decompressing gzip and zstd.
+"""Open a trace as text, decompressing gzip and zstd; or for writing, compressing by its name.
 
-The first bytes of the file say how it is compressed, so its name does not matter and a pipe works.
+The first bytes of a file that is read say how it is compressed, so its name does not matter and a
+pipe works.
 Invariant: a file that cannot be read, is damaged or ends early raises one `ConfigError` with its
 name. Cost: one pass; a buffer of the decompressor.
 """
@@ -16,12 +17,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from kvtrie.errors import ConfigError
+from kvtrie.output import writing
 
 if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
+    from typing import BinaryIO
 
-__all__ = ["compressed", "open_trace"]
+__all__ = ["compressed", "compressing", "open_trace"]
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -60,11 +63,30 @@ def open_trace(path: Path) -> Generator[io.TextIOWrapper]:
         raise ConfigError(f"cannot read the trace {path}: {reason}") from error
 
 
+@contextmanager
+def compressing(path: Path) -> Generator[BinaryIO]:
+    """A file to write a trace into; `.gz` and `.zst` at the end of its name compress it.
+
+    Raises:
+        ConfigError: it cannot be written; or no installed module writes zstd.
+    """
+    zstd = _zstd(path) if path.suffix == ".zst" else None
+    with writing(path) as file:
+        if zstd is not None:
+            with zstd.ZstdFile(file, "wb") as packed:
+                yield packed
+        elif path.suffix == ".gz":
+            with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
+                yield cast("BinaryIO", packed)
+        else:
+            yield file
+
+
 def _zstd(path: Path) -> Any:  # noqa: ANN401 - one module under two names
     name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
-            f"the trace {path} is compressed with zstd; reading it needs: pip install 'kvtrie[cli]'"
+            f"the trace {path} is compressed with zstd, which needs: pip install 'kvtrie[cli]'"
         ) from error

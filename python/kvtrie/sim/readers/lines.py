@@ -7,7 +7,7 @@ counted and left out. Cost: one line is held.
 from __future__ import annotations
 
 import logging
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
@@ -18,7 +18,7 @@ from kvtrie.settings.argument import shown
 from kvtrie.sim.readers.compressed import open_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -34,6 +34,7 @@ __all__ = [
     "checked",
     "ids_of",
     "lines_of",
+    "log_unit",
     "name_unread",
     "row_of",
 ]
@@ -51,7 +52,7 @@ UNREAD = (
     *("chat_id", "parent_chat_id", "delay", "turn", "type"),
     *("request_id", "wait_for", "branches", "prefix_reset", "tool_wait_ms"),
 )
-"""Fields that other simulators read and this one does not."""
+"""Fields that other simulators read and this one does not, or not everywhere."""
 
 _LOG = logging.getLogger(__name__)
 _Parsed = TypeVar("_Parsed")
@@ -84,7 +85,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
             compressed file can expand to one line that fills the memory.
     """
     with open_trace(path) as file:
-        for number, line in enumerate(iter(lambda: file.readline(MOST_CHARACTERS + 1), ""), 1):
+        for number, line in enumerate(iter(partial(file.readline, MOST_CHARACTERS + 1), ""), 1):
             if len(line) > MOST_CHARACTERS:
                 raise ConfigError(
                     f"{path}, line {number}: more than {MOST_CHARACTERS} characters, the most "
@@ -145,6 +146,11 @@ class Ascending:
         self._name, self._unit, self._ns = name, unit, ns
         self._last = 0
 
+    @property
+    def last(self) -> int:
+        """The last time, in ns."""
+        return self._last
+
     def take(self, at: int) -> int:
         """Return a time in ns that is not before the last one.
 
@@ -191,30 +197,50 @@ def check_blocks(blocks: int, most: int) -> None:
         )
 
 
-def name_unread(path: Path, row: dict[str, Any]) -> None:
-    """Log the fields of a line that other simulators read and this one does not, each once a file.
+def name_unread(path: Path, names: Collection[str], *, waits: bool = False) -> None:
+    """Log fields that other simulators read and this one does not, each once a file.
 
     Args:
         path: the file.
-        row: the line.
+        names: of the fields of a line, those of `UNREAD` among them.
+        waits: whether `wait_for` is read.
     """
     logged = _logged(path)
-    unread = [name for name in UNREAD if name in row and name not in logged]
+    unread = [name for name in UNREAD if name in names and name not in logged]
     if not unread:
         return
     logged.update(unread)
-    names = " and ".join([*([", ".join(unread[:-1])] if unread[1:] else []), unread[-1]])
+    listed = " and ".join([*([", ".join(unread[:-1])] if unread[1:] else []), unread[-1]])
     _LOG.warning(
-        "%s: %s not read: requests come at their timestamps, no prefix is reset, and `session` or "
-        "`session_id` names the conversation",
+        "%s: %s not read: requests come at their timestamps%s, no prefix is reset, and `session` "
+        "or `session_id` names the conversation",
         path,
-        f"{names} {'are' if unread[1:] else 'is'}",
+        f"{listed} {'are' if unread[1:] else 'is'}",
+        " or after those of `wait_for`" if waits else "",
     )
+
+
+def log_unit(path: Path, unit: str) -> None:
+    """Log the unit in which the times of a file are read, once a file.
+
+    Args:
+        path: the file.
+        unit: one of `times.TIME_UNITS`.
+    """
+    logged = _logged(path)
+    if unit not in logged:
+        logged.add(unit)
+        _LOG.warning(
+            "%s: timestamp is read in %s, by its first value; --time-unit or trace.time_unit takes "
+            "another unit",
+            path,
+            unit,
+        )
 
 
 @lru_cache(maxsize=256)
 def _logged(path: Path) -> set[str]:
-    """The fields of a file that were logged."""
+    """The fields and units of a file that were logged."""
     del path  # of which the cache has one set
     return set()
 

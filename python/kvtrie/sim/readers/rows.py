@@ -25,12 +25,18 @@ class More(TypedDict, total=False):
         scope: within which its blocks are shared, and its session named.
         tool: when the tool that its session waits for ends, in ns, and its reports: when, and the
             time left that it states, in thousandths of its time and of the time left.
+        after: places in the trace, from 0 on, of the requests above it that it waits for.
+        pause: ns between the last of their ends and its arrival, which is not before its time.
+        named: whether requests below it may wait for it.
     """
 
     last: bool
     answer: NDArray[np.uint32]
     scope: Scope
     tool: tuple[int, list[tuple[int, int]]]
+    after: list[int]
+    pause: int
+    named: bool
 
 
 RowWithMore: TypeAlias = "tuple[int, NDArray[np.uint32], int, int, str | None, More]"

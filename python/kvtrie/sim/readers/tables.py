@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import csv
 import math
-import re
 from collections import OrderedDict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +26,7 @@ from kvtrie.sim.readers.lines import (
     checked,
     lines_of,
 )
+from kvtrie.sim.readers.times import moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,7 +42,6 @@ __all__ = ["Prompts", "azure_requests", "burstgpt_requests"]
 _NS = 1_000_000_000
 _LATEST = 2**63 - 1
 _SESSIONS = 2**16
-_MOMENT = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
 
 
 class Prompts:
@@ -110,10 +108,10 @@ def azure_requests(
     first: list[int] = []
 
     def at(cell: str) -> int:
-        moment = _moment("TIMESTAMP", cell)
+        at_ns = moment("TIMESTAMP", cell)
         if not first:
-            first.append(moment)
-        return moment - first[0]
+            first.append(at_ns)
+        return at_ns - first[0]
 
     columns = ("TIMESTAMP", "ContextTokens", "GeneratedTokens", None)
     return _requests(path, columns, at, Prompts(block_tokens, most), skipped)
@@ -206,16 +204,3 @@ def _count(name: str, cell: str, low: int) -> int:
     if not math.isfinite(number):
         raise ConfigError(f"{name} is {shown(cell)}, a number wanted")
     return whole(name, number, low, MOST)
-
-
-def _moment(name: str, cell: str) -> int:
-    """A date and time in ns."""
-    found = _MOMENT.fullmatch(cell)
-    try:
-        if found is None:
-            raise ValueError  # noqa: TRY301 - the same message as for a thirteenth month
-        seconds, part, zone = found.groups()
-        moment = datetime.fromisoformat(seconds + (zone or "+00:00")).astimezone(UTC)
-    except (ValueError, OverflowError):  # before the year 1 in UTC
-        raise ConfigError(f"{name} is {shown(cell)}, a date and time wanted") from None
-    return int(moment.timestamp()) * _NS + int((part or "").ljust(9, "0"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvtrie.settings.argument import whole
+from kvtrie.sim.readers.hashes import session_of
 from kvtrie.sim.readers.lines import (
     MOST,
     Ascending,
@@ -18,7 +19,6 @@ from kvtrie.sim.readers.lines import (
     name_unread,
     row_of,
 )
-from kvtrie.sim.trace import session_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,17 +1,19 @@
 //! Arrivals: which request comes in next, and when.
 //!
-//! Open: each at its time, whatever becomes of the others. Closed: a number of clients, each with one
-//! conversation at a time, of which the next turn comes in when the last answer has ended and the time
-//! to think is over; then the next conversation of the trace begins.
+//! A request comes in at its time, or a pause after the last of the requests that it waits for has ended,
+//! whichever is later. Open: a request of the trace waits for those that it names. Closed: a number of clients
+//! have one conversation each at a time; a turn waits for the answer before it and the pause is the time to
+//! think. Then the next conversation of the trace begins.
 //! Invariant: of an open trace the next request is known and no later one; of a closed one the
-//! conversations that are open, and the first turn of one more. Cost: O(log clients) per request.
+//! conversations that are open, and the first turn of one more. Cost: O(log n) per request of n that are
+//! known, and a time for each request that has ended and that others may wait for.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use kvtrie_core::{Error, Nanos, Result};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::event::{Event, Kind};
+use crate::event::{Event, Events, Kind};
 use crate::request::Request;
 
 /// Requests to come.
@@ -20,117 +22,193 @@ pub(super) struct Arrivals<I> {
     requests: I,
     /// By place in the trace: those whose time is known.
     coming: BTreeMap<u64, Request>,
+    /// By place: those that wait for others, and for how many.
+    held: FxHashMap<u64, (Request, usize)>,
+    /// By place of a request: the places of those that wait for it.
+    waiting: FxHashMap<u64, Vec<u64>>,
+    /// By number: the place of a request that runs, and whether later ones may wait for it.
+    running: FxHashMap<u64, (u64, bool)>,
+    /// By place: when a request has ended that later ones may wait for.
+    ends: FxHashMap<u64, Nanos>,
+    /// Place of the request that was read last.
+    newest: Option<u64>,
+    /// Number of requests that have arrived.
+    numbered: u64,
     clients: Option<Clients>,
 }
 
-/// Clients that send a request only after the last answer.
+/// Clients that begin a conversation only after the last answer of another.
 #[derive(Debug)]
 struct Clients {
-    /// By client: turns of its conversation that are left.
-    turns: Vec<VecDeque<Request>>,
+    number: usize,
     /// The first turn of the next conversation.
     ahead: Option<Request>,
-    /// The client that sends a request, by its place in the trace, and the one that waits for it,
-    /// by its number.
-    sends: FxHashMap<u64, usize>,
-    waits: FxHashMap<u64, usize>,
-    /// Number of requests that have arrived.
-    numbered: u64,
+    /// Places of the last turns of the conversations that are open.
+    last: FxHashSet<u64>,
 }
 
 impl<I: Iterator<Item = Result<Request>>> Arrivals<I> {
     /// Requests of a trace, by `clients` clients; 0 for an open trace.
     pub(super) fn new(requests: I, clients: usize) -> Self {
         let clients = (clients > 0).then(|| Clients {
-            turns: vec![VecDeque::new(); clients],
+            number: clients,
             ahead: None,
-            sends: FxHashMap::default(),
-            waits: FxHashMap::default(),
-            numbered: 0,
+            last: FxHashSet::default(),
         });
-        Self { requests, coming: BTreeMap::new(), clients }
+        Self {
+            requests,
+            coming: BTreeMap::new(),
+            held: FxHashMap::default(),
+            waiting: FxHashMap::default(),
+            running: FxHashMap::default(),
+            ends: FxHashMap::default(),
+            newest: None,
+            numbered: 0,
+            clients,
+        }
     }
 
-    /// The first events.
+    /// Adds the first events.
     ///
     /// # Errors
     /// What the trace fails with.
-    pub(super) fn begin(&mut self) -> Result<Vec<Event>> {
-        let Some(clients) = &mut self.clients else {
-            return Ok(self.announce(0)?.into_iter().collect());
-        };
+    pub(super) fn begin(&mut self, events: &mut Events) -> Result<()> {
+        let Some(clients) = &mut self.clients else { return self.announce(0, events) };
         clients.ahead = self.requests.next().transpose()?;
-        let mut events = Vec::new();
-        for client in 0..clients.turns.len() {
-            events.extend(self.next_request(client, 0)?);
+        for _ in 0..clients.number {
+            self.converse(0, events)?;
         }
-        Ok(events)
+        Ok(())
     }
 
-    /// The request of an event, and of an open trace the event of the next one.
+    /// The request of an event, unless it waits for others; adds the event of the next one of an open
+    /// trace.
     ///
     /// # Errors
     /// What the trace fails with; [`Error::Config`] for a time before this one.
-    pub(super) fn take(&mut self, place: u64, now: Nanos) -> Result<(Request, Option<Event>)> {
+    pub(super) fn take(
+        &mut self,
+        place: u64,
+        now: Nanos,
+        events: &mut Events,
+    ) -> Result<Option<Request>> {
         let mut request = self.coming.remove(&place).expect("it was announced");
-        let Some(clients) = &mut self.clients else {
-            return Ok((request, self.announce(now)?));
-        };
-        // Numbers are in the order of time, as those of an open trace are.
-        (request.id, request.arrival) = (clients.numbered, now);
-        clients.numbered += 1;
-        let client = clients.sends.remove(&place).expect("somebody sends it");
-        clients.waits.insert(request.id, client);
-        Ok((request, None))
+        if self.newest == Some(place) {
+            self.announce(now, events)?;
+        }
+        let (mut due, mut left) = (now, 0);
+        for parent in &request.after {
+            if let Some(end) = self.ends.get(parent) {
+                due = due.max(end.saturating_add(request.pause));
+            } else {
+                left += 1;
+                self.waiting.entry(*parent).or_default().push(place);
+            }
+        }
+        if left > 0 {
+            self.held.insert(place, (request, left));
+            return Ok(None);
+        }
+        if due > now {
+            self.come(place, request, due, events);
+            return Ok(None);
+        }
+        // Numbers are in the order of time.
+        (request.id, request.arrival) = (self.numbered, now);
+        self.numbered += 1;
+        self.running.insert(request.id, (place, request.named));
+        Ok(Some(request))
     }
 
-    /// A request has ended: its client thinks about the next one.
+    /// A request has ended: those that waited for it last come in after their pauses.
     ///
     /// # Errors
     /// What the trace fails with.
-    pub(super) fn ended(&mut self, id: u64, now: Nanos) -> Result<Option<Event>> {
-        let client = self.clients.as_mut().and_then(|clients| clients.waits.remove(&id));
-        client.map_or(Ok(None), |client| self.next_request(client, now))
+    pub(super) fn ended(&mut self, id: u64, now: Nanos, events: &mut Events) -> Result<()> {
+        let (place, named) = self.running.remove(&id).expect("it came in");
+        if named {
+            self.ends.insert(place, now);
+        }
+        for child in self.waiting.remove(&place).unwrap_or_default() {
+            let (_, left) = self.held.get_mut(&child).expect("it waits");
+            *left -= 1;
+            if *left == 0
+                && let Some((request, _)) = self.held.remove(&child)
+            {
+                let due = now.saturating_add(request.pause);
+                self.come(child, request, due, events);
+            }
+        }
+        let over = self.clients.as_mut().is_some_and(|clients| clients.last.remove(&place));
+        if over { self.converse(now, events) } else { Ok(()) }
+    }
+
+    /// All requests have come in.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for requests that wait for one that no later request may wait for.
+    pub(super) fn finish(&self) -> Result<()> {
+        self.held.keys().min().map_or(Ok(()), |place| {
+            Err(Error::config(format!(
+                "request {place} and {} more wait for requests that are not named",
+                self.held.len() - 1
+            )))
+        })
+    }
+
+    /// A request will come in; it waits for none any more.
+    fn come(&mut self, place: u64, mut request: Request, at: Nanos, events: &mut Events) {
+        request.after.clear();
+        self.coming.insert(place, request);
+        events.push(Event { at, kind: Kind::Arrival, machine: 0, number: place });
     }
 
     /// The next request of an open trace will come in.
-    fn announce(&mut self, now: Nanos) -> Result<Option<Event>> {
-        let Some(request) = self.requests.next().transpose()? else { return Ok(None) };
-        let (at, number) = (request.arrival, request.id);
+    fn announce(&mut self, now: Nanos, events: &mut Events) -> Result<()> {
+        let Some(request) = self.requests.next().transpose()? else {
+            self.newest = None;
+            return Ok(());
+        };
+        let (at, place) = (request.arrival, request.id);
         if at < now {
             return Err(Error::config(format!(
-                "request {number} arrives at {at} ns, before the {now} ns of the one above"
+                "request {place} arrives at {at} ns, before the {now} ns of the one above"
             )));
         }
-        self.coming.insert(number, request);
-        Ok(Some(Event { at, kind: Kind::Arrival, machine: 0, number }))
+        if let Some(parent) = request.after.iter().find(|&&parent| parent >= place) {
+            return Err(Error::config(format!(
+                "request {place} waits for request {parent}, one above it wanted"
+            )));
+        }
+        self.newest = Some(place);
+        self.coming.insert(place, request);
+        events.push(Event { at, kind: Kind::Arrival, machine: 0, number: place });
+        Ok(())
     }
 
-    /// The next turn of a client, or the first one of the next conversation.
-    fn next_request(&mut self, client: usize, now: Nanos) -> Result<Option<Event>> {
-        let Some(clients) = &mut self.clients else { return Ok(None) };
-        let turns = &mut clients.turns[client];
-        if turns.is_empty() {
-            let Some(first) = clients.ahead.take() else { return Ok(None) };
-            let session = first.session.clone();
-            turns.push_back(first);
-            loop {
-                let next = self.requests.next().transpose()?;
-                match next {
-                    Some(next) if session.is_some() && next.session == session => {
-                        turns.push_back(next);
-                    }
-                    other => {
-                        clients.ahead = other;
-                        break;
-                    }
+    /// A client begins the next conversation, of which each turn waits for the one before.
+    fn converse(&mut self, now: Nanos, events: &mut Events) -> Result<()> {
+        let Some(clients) = &mut self.clients else { return Ok(()) };
+        let Some(first) = clients.ahead.take() else { return Ok(()) };
+        let (begun, mut last) = (first.id, first.id);
+        loop {
+            match self.requests.next().transpose()? {
+                Some(mut turn) if first.session.is_some() && turn.session == first.session => {
+                    let place = turn.id;
+                    turn.pause = turn.arrival;
+                    self.waiting.insert(last, vec![place]);
+                    self.held.insert(place, (turn, 1));
+                    last = place;
+                }
+                other => {
+                    clients.ahead = other;
+                    break;
                 }
             }
         }
-        let Some(request) = turns.pop_front() else { return Ok(None) };
-        let (at, number) = (now.saturating_add(request.arrival), request.id);
-        clients.sends.insert(number, client);
-        self.coming.insert(number, request);
-        Ok(Some(Event { at, kind: Kind::Arrival, machine: 0, number }))
+        clients.last.insert(last);
+        let at = now.saturating_add(first.arrival);
+        self.come(begun, first, at, events);
+        Ok(())
     }
 }

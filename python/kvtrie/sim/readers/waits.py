@@ -1,0 +1,90 @@
+"""Waits: requests of a trace that come in only after others have ended.
+
+`request_id` names a request, `wait_for` lists names of requests above it; `tool_wait_ms` and
+`delay` together are the pause between their last answer and the request.
+Invariant: a request waits for requests above it only, so no requests wait for each other. Cost: the
+place of each request that has a name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from kvtrie.errors import ConfigError
+from kvtrie.settings.argument import real, shown, text
+
+if TYPE_CHECKING:
+    from kvtrie.sim.readers.rows import More
+
+__all__ = ["Waits", "waits_of"]
+
+_NS_PER_MS = 1e6
+_LONGEST_MS = 2**53 / _NS_PER_MS
+_TWICE = -1
+
+
+def waits_of(row: dict[str, Any]) -> tuple[str | None, list[Any] | None, float | None] | None:
+    """Return `(request_id, wait_for, pause in ms)` of a line, or None if it has none of them.
+
+    Raises:
+        ConfigError: a name that is neither a text nor a whole number, no list of names, or a pause
+            that cannot be.
+    """
+    name, parents = row.get("request_id"), row.get("wait_for")
+    pauses = [row.get("tool_wait_ms"), row.get("delay") if parents else None]
+    if name is None and parents is None and pauses == [None, None]:
+        return None
+    name = None if name is None else _name("request_id", name)
+    if parents is not None and not isinstance(parents, list):
+        raise ConfigError(f"wait_for is {shown(parents)}, a list of names wanted")
+    pause = sum(
+        real(field, given, 0, _LONGEST_MS)
+        for field, given in zip(("tool_wait_ms", "delay"), pauses, strict=True)
+        if given is not None
+    )
+    return name, parents, None if pauses == [None, None] else pause
+
+
+class Waits:
+    """The named requests of a trace, by their places."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+
+    def more(self, name: str | None, parents: list[Any] | None, pause_ms: float | None) -> More:
+        """Return what a request waits for.
+
+        Args:
+            name: its name, if it has one.
+            parents: names of the requests that it waits for.
+            pause_ms: the time from their ends to its arrival.
+
+        Raises:
+            ConfigError: a name that no request above has, or that two have.
+        """
+        more: More = {"named": name is not None}
+        if parents:
+            more["after"] = [self._place(at, one, name) for at, one in enumerate(parents)]
+            more["pause"] = round((pause_ms or 0) * _NS_PER_MS)
+        return more
+
+    def add(self, name: str | None, place: int) -> None:
+        """Take in the name of the request at a place."""
+        if name is not None:
+            self._places[name] = _TWICE if name in self._places else place
+
+    def _place(self, at: int, given: object, name: str | None) -> int:
+        parent = _name(f"wait_for[{at}]", given)
+        place = self._places.get(parent)
+        if place is None:
+            which = "itself" if parent == name else "one that no line above has as its request_id"
+            raise ConfigError(f"wait_for[{at}] is {shown(parent)}, {which}: one above it wanted")
+        if place == _TWICE:
+            raise ConfigError(
+                f"wait_for[{at}] is {shown(parent)}, the request_id of two lines above: one wanted"
+            )
+        return place
+
+
+def _name(field: str, given: object) -> str:
+    return str(given) if type(given) is int else text(field, cast("Any", given))
