@@ -390,6 +390,25 @@ def sim_progress(record: dict[str, Any]) -> str:
     return f"{grid(heads, lines)}\n\n{compared}"
 
 
+def sim_reading(record: dict[str, Any]) -> str:
+    """Speed, size of a line and memory by form of a trace."""
+    lines = [
+        (
+            row["what"],
+            f"{row['ours'] / 1000:,.0f} 000",
+            "-" if row["goal"] is None else f"{row['goal'] / 1000:,.0f} 000, {reached(row)}",
+            f"{row['more']['requests']:,}",
+            *(f"{row['more'][name]:g}" for name in ("hashes", "line_bytes", "memory_mb")),
+        )
+        for row in record["rows"]
+    ]
+    heads = (
+        f"Form {when(record['place'])} | Requests/s | Goal | Requests | Hashes | Bytes of a line"
+    )
+    heads += " | MB held"
+    return grid(heads, lines)
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     **{
         name: results(name)
@@ -410,6 +429,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "eval_advise": eval_advise,
     "selective_eval": selective_eval,
     "sim_progress": sim_progress,
+    "sim_reading": sim_reading,
     "sharing": sharing,
     "sim_store": sim_store,
     "policies": lambda record: policies.page(record, grid),
@@ -421,7 +441,7 @@ def page(name: str) -> Path:
     """The page that has the table of a record."""
     if name in {"policies", "sim_progress"}:
         return POLICIES
-    if name == "sim_store":
+    if name in {"sim_store", "sim_reading"}:
         return SIMULATOR
     return EVALUATIONS if name in EVALUATED else BENCHMARKS
 
