@@ -12,8 +12,11 @@ use super::rates::{BUCKETS, bucket, start};
 use super::{CLASSES, Counts, Reuse};
 use crate::paged_vec::{PAGE, PagedVec};
 
-/// Requests between two lessons.
+/// Most requests between two lessons.
 const PERIOD: u64 = 128;
+
+/// A lesson comes once this part of the ring is new: what the ring drops before is counted at no age.
+const PART: u64 = 4;
 
 /// Least length of the ring.
 const LEAST_WINDOW: u64 = 8192;
@@ -78,8 +81,10 @@ pub(crate) struct Lives {
     /// By bucket: the first use that had not reached that age at the last count.
     trails: [u64; BUCKETS],
     counts: Vec<Counts>,
-    /// Lessons so far.
-    lessons: u64,
+    /// Period of requests of the last lesson.
+    period: u64,
+    /// Uses before the last lesson.
+    counted: u64,
 }
 
 impl Lives {
@@ -99,7 +104,8 @@ impl Lives {
             heads: vec![Vec::new(); (window as usize).div_ceil(PAGE)],
             trails: [0; BUCKETS],
             counts: vec![Counts::default(); CLASSES],
-            lessons: 0,
+            period: 0,
+            counted: 0,
         }
     }
 
@@ -151,12 +157,13 @@ impl Lives {
         self.ring[slot].lasted = lasted;
     }
 
-    /// New estimates from the recorded lives, every 128 requests.
+    /// New estimates from the recorded lives, every 128 requests or sooner if those are long.
     pub(crate) fn learn(&mut self, request: u64) -> Option<Arc<Reuse>> {
-        if request / PERIOD == self.lessons {
+        let fresh = self.uses - self.counted;
+        if request / PERIOD == self.period && PART * fresh < u64::from(self.window) {
             return None;
         }
-        self.lessons = request / PERIOD;
+        (self.period, self.counted) = (request / PERIOD, self.uses);
         self.count_ages(request);
         Some(Arc::new(Reuse::learn(&self.counts)))
     }
@@ -374,6 +381,30 @@ mod tests {
                 assert!((1.8..2.2).contains(&ratio), "{ratio}");
             }
         }
+    }
+
+    #[test]
+    fn requests_that_fill_the_ring_teach_what_short_ones_do() {
+        // Of 250 blocks of each request half come back after three: a ring of 1000 holds four requests.
+        let rate = |window: u32, every: u64| {
+            let (mut lives, mut learned) = (Lives::with_window(window), None);
+            for request in 1..=640_u64 {
+                let number = u32::try_from(request).expect("few");
+                for block in 0..250_u32 {
+                    let seldom = block % 2 * (10_000 + 250 * number);
+                    let print = 3 * block + number % 3 + seldom;
+                    lives.use_again(print.wrapping_mul(0x9E37_79B9), 9, request, true);
+                }
+                if request.is_multiple_of(every) {
+                    learned = lives.learn(request).or(learned);
+                }
+            }
+            learned.expect("a lesson").rates(9)[0]
+        };
+        let (short, long) = (rate(1000, 1), rate(100_000, 1));
+        assert!((short / long - 1.0).abs() < 0.25, "{short} {long}");
+        // After 128 requests the ring has dropped most lives, and their ends alone were counted.
+        assert!(rate(1000, 128) > 1.5 * long);
     }
 
     #[test]
