@@ -7,8 +7,10 @@ rows are left out. Figures are per cent of all prompts. `belady` is a bound on h
 (ref) are good plans made by knowing the future, and no bound. Where libcachesim is installed its
 lru, fifo and lfu serve the same single blocks, and must agree; its ARC, S3-FIFO, LIRS and GDSF
 serve them too, for comparison. The mode `engine` is a host tier below an engine that evicts its own
-tier by lru and stores every block; the mode `short` plays single blocks (`short.py`). Last come the
-shares of lru's room in which the default policy is as good (`equal.py`).
+tier by lru and stores every block; the mode `short` plays single blocks (`short.py`). Then come the
+shares of lru's room in which the default policy is as good (`equal.py`), online policies that
+kvtrie does not have (`online.py`), whose constants the first halves of the traces choose and the
+second ones show (`finds.py`), and first-token times in the simulator (`waits.py`), all of seed 0.
 The first seeds of all modes are played first. A record is written every minute; `--resume` plays
 what it lacks. Cost: two hours on one core, a seed of it half an hour after the first.
 """
@@ -32,6 +34,7 @@ from benches import tables
 from benches.evaluation import Cell, Runner
 from benches.pages import write_part
 from benches.policies import short
+from benches.policies.asked import online_cells
 from benches.policies.cells import (
     BALANCED,
     BASELINES,
@@ -49,9 +52,11 @@ from benches.policies.cells import (
     play,
 )
 from benches.policies.equal import Share, questions, share_of
+from benches.policies.finds import CHOSEN, best_constants
 from benches.policies.goals import goals_of
 from benches.policies.show import show
 from benches.policies.traces import AGENTS, COMMON, SEEDS, Source, engine_room, rooms_of, sources
+from benches.policies.waits import Wait
 from benches.record import options
 from kvtrie import BlockManager
 
@@ -128,9 +133,14 @@ def _short_jobs(given: argparse.Namespace) -> Iterator[Job]:
 
 
 def verify(rows: list[Row]) -> list[str]:
-    """Find errors: a policy above the bound, or two implementations that disagree."""
+    """Find errors: a policy above the bound, two implementations that disagree, other constants."""
     bound = {(r.trace, r.seed, r.room): r.hits for r in rows if r.policy == BOUND}
-    wrong: list[str] = []
+    best = best_constants(rows)
+    wrong = [
+        f"{policy}: the first halves choose {best[policy]:g}, not {constant:g}"
+        for policy, constant in CHOSEN.items()
+        if best.get(policy, constant) != constant
+    ]
     for row in rows:
         most = bound.get((row.trace, row.seed, row.room), 100.0)
         if row.check is not None:
@@ -141,41 +151,49 @@ def verify(rows: list[Row]) -> list[str]:
     return wrong
 
 
-def text_of(rows: list[Row], shares: list[Share]) -> str:
-    """The record: date, goals that are reached or missed, shares of rooms, rows; a line each."""
-    goals = [{**asdict(goal), "ok": goal.ok} for goal in goals_of(rows, shares)]
-    parts = {"goals": goals, "shares": map(asdict, shares), "rows": map(asdict, rows)}
+def text_of(rows: list[Row], shares: list[Share], times: list[Wait]) -> str:
+    """The record: date, goals, shares of rooms, first-token times, rows; a line each."""
+    goals = [{**asdict(goal), "ok": goal.ok} for goal in goals_of(rows, shares, times)]
+    parts = {"goals": goals, "shares": map(asdict, shares), "waits": map(asdict, times)}
+    parts["rows"] = map(asdict, rows)
     text = f'{{"date": "{datetime.now(UTC).date().isoformat()}"'
     for name, lines in parts.items():
         text += f', "{name}": [\n' + ",\n".join(map(json.dumps, lines)) + "\n]"
     return text + "}\n"
 
 
-def keep(path: Path, rows: list[Row], shares: list[Share]) -> None:
+def keep(path: Path, rows: list[Row], shares: list[Share], times: list[Wait]) -> None:
     """Write the record and, if it is the project's, its tables in the documentation."""
     new = path.with_suffix(".new")
-    new.write_text(text_of(rows, shares))
+    new.write_text(text_of(rows, shares, times))
     new.replace(path)
     if path == RESULTS:
         write_part(tables.page("policies"), "policies", tables.rendered("policies"))
 
 
-class Table(Runner["Row | Share"]):
+class Table(Runner["Row | Share | Wait"]):
     """All cells, and the record, which is written every minute.
 
     Args:
         jobs: rows, in the record's order.
         asked: shares.
+        online: halves of traces, and first-token times.
         path: of the record; None writes none.
         console: for progress.
     """
 
     def __init__(
-        self, jobs: Iterable[Job], asked: Iterable[Job], path: Path | None, console: Console
+        self,
+        jobs: Iterable[Job],
+        asked: Iterable[Job],
+        online: Iterable[Cell],
+        path: Path | None,
+        console: Console,
     ) -> None:
         super().__init__()
         cells = [Cell([job.key], partial(_one, play, job)) for job in jobs]
         cells += [Cell([job.key[:-1]], partial(_one, share_of, job)) for job in asked]
+        cells += online
         self.cells = list({cell.keys[0]: cell for cell in cells}.values())
         self.path, self.console = path, console
         self.count = self.left = 0
@@ -189,6 +207,8 @@ class Table(Runner["Row | Share"]):
                 super().append(Row(**row))
             for share in record["shares"]:
                 super().append(Share(**share))
+            for wait in record.get("waits", ()):
+                super().append(Wait(**wait))
 
     def play(self, workers: int) -> None:
         """Play the cells that have no row, seed by seed."""
@@ -197,8 +217,8 @@ class Table(Runner["Row | Share"]):
         self.complete("Playing", first, quiet=True, workers=workers)
         self.keep()
 
-    def append(self, record: Row | Share) -> None:
-        """Keep a row or a share, and write the record once a minute."""
+    def append(self, record: Row | Share | Wait) -> None:
+        """Keep a figure, and write the record once a minute."""
         super().append(record)
         self.count += 1
         if perf_counter() - self.written > EVERY_S:
@@ -211,13 +231,14 @@ class Table(Runner["Row | Share"]):
         if self.path is not None:
             keep(self.path, *self.found())
 
-    def found(self) -> tuple[list[Row], list[Share]]:
-        """Rows and shares of the cells that are measured."""
-        keys = [cell.keys[0] for cell in self.cells]
+    def found(self) -> tuple[list[Row], list[Share], list[Wait]]:
+        """Rows, shares and times of the cells that are measured."""
+        keys = [key for cell in self.cells for key in cell.keys]
         known = [self.by_key[key] for key in keys if key in self.by_key]
         return (
             [one for one in known if isinstance(one, Row)],
             [one for one in known if isinstance(one, Share)],
+            [one for one in known if isinstance(one, Wait)],
         )
 
 
@@ -256,15 +277,17 @@ def main() -> int:
     jobs = [job for mode in MODES[: given.modes] for job in jobs_of(given, *mode)]
     played = sources(given.trace, given.sessions, given.seeds, given.requests)
     asked = [] if given.quick else [job for source in played for job in questions(source)]
-    made = Table(jobs, asked, path, console)
+    first = [] if given.quick else [source for source in played if source.seed == 0]
+    online = [cell for source in first for cell in online_cells(source, check=given.check)]
+    made = Table(jobs, asked, online, path, console)
     if given.resume:
         made.resume()
     made.play(given.workers)
-    rows, shares = made.found()
+    rows, shares, times = made.found()
     if given.json:
-        sys.stdout.write(text_of(rows, shares))
+        sys.stdout.write(text_of(rows, shares, times))
     else:
-        show(rows, shares, Console(width=None if sys.stdout.isatty() else WIDE))
+        show(rows, shares, times, Console(width=None if sys.stdout.isatty() else WIDE))
     wrong = verify(rows)
     for line in wrong:
         console.print(line)

@@ -112,7 +112,7 @@ def play(job: Job) -> Row:
         policy=policy,
         structure="holes" if job.structure == "holes" else "leaf-only",
         block_tokens=job.source.block_tokens,
-        objective=_objective(job.policy),
+        objective=objective_of(job.policy),
     )
     with_ends = ENDS in job.policy
     size, running = job.source.block_tokens, job.source.running
@@ -130,7 +130,8 @@ def _tiers(job: Job, policy: str) -> list[Tier]:
     return [Tier(kind, blocks=blocks) for kind, blocks in zip(kinds, rooms, strict=False)]
 
 
-def _objective(policy: str) -> Objective:
+def objective_of(policy: str) -> Objective:
+    """The objective that the name of a policy states, `cost` without one."""
     if HITS in policy:
         return "hits"
     return "balanced" if BALANCED in policy else "cost"

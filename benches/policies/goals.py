@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from benches.policies.cells import Row
     from benches.policies.equal import Share
+    from benches.policies.waits import Wait
 
 Key = tuple[str, int]
 
@@ -102,7 +103,9 @@ class Figures:
         return mean_of(means, 0), mean_of(means, 1)
 
 
-def goals_of(rows: list[Row], shares: Iterable[Share] = ()) -> list[Goal]:
+def goals_of(
+    rows: list[Row], shares: Iterable[Share] = (), times: Iterable[Wait] = ()
+) -> list[Goal]:
     """All goals whose rows are there."""
     found: list[Goal] = []
     for structure in ("leaf-only", "holes"):
@@ -115,7 +118,27 @@ def goals_of(rows: list[Row], shares: Iterable[Share] = ()) -> list[Goal]:
             else:
                 gap = figures.gain("learned", "lru")[0]
                 found.append(Goal(f"{structure}, tiers {tiers}: mean - lru", 0, gap))
-    return found + _engine(Figures(rows, ENGINE, 2)) + _short(rows) + _rooms(shares)
+    return found + _engine(Figures(rows, ENGINE, 2)) + _short(rows) + _rooms(shares) + _waits(times)
+
+
+def _waits(times: Iterable[Wait]) -> list[Goal]:
+    """Mean first-token time of the best online policy per the default's, where that is worst."""
+    cells: dict[tuple[str, str, int], dict[str, float]] = {}
+    for time in times:
+        cells.setdefault((time.structure, time.trace, time.load), {})[time.policy] = time.mean
+    found: list[Goal] = []
+    for structure in dict.fromkeys(name for name, _, _ in cells):
+        shares = {
+            (trace, load, min(means, key=means.__getitem__)): min(means.values()) / means["learned"]
+            for (name, trace, load), means in cells.items()
+            if name == structure and "learned" in means
+        }
+        if shares:
+            worst = min(shares, key=shares.__getitem__)
+            where = f"{worst[0]}, load {worst[1]} %, `{worst[2]}`"
+            what = f"{structure}: best mean / learned, worst trace"
+            found.append(Goal(what, 0.99, shares[worst], where))
+    return found
 
 
 def share_means(shares: Iterable[Share], structure: str) -> dict[str, tuple[float, float]]:
@@ -216,6 +239,13 @@ def _main(figures: Figures) -> list[Goal]:
     if hits in measured:
         found.append(Goal("hits: mean - lru", 2.5, figures.gain(hits, "lru")[1]))
         least("hits: worst row - lru", -1.5, hits, ("lru",), 1)
+        names = dict.fromkeys(name for name, _ in figures.above(hits, "lru"))
+        means = {
+            name: fmean(gap[1] for key, gap in figures.above(hits, "lru").items() if key[0] == name)
+            for name in names
+        }
+        worst = min(means, key=means.__getitem__)
+        found.append(Goal("hits: worst trace, mean of rooms - lru", 0.0, means[worst], worst))
     with_ends, large, agents = "learned" + ENDS, (COMMON, 100_000), (AGENTS, 14_000)
     gaps = figures.above(with_ends, LEAVES)
     if large in gaps:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from benches.policies.cells import BALANCED, ENGINE, HITS, LEAVES, SHORT, Row
 from benches.policies.equal import Share
+from benches.policies.finds import CORE, ONLINE, SECOND
 from benches.policies.goals import Figures, Goal, share_means, short_figures
 from benches.policies.short import PEERS
 from benches.policies.traces import AGENTS, COMMON, CONVERSATION
+from benches.policies.waits import DIRECT, GIVEN, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -32,7 +34,9 @@ def page(record: dict[str, Any], grid: Callable[[str, list[Line]], str]) -> str:
     """All tables of a record; `grid` makes one of heads and lines."""
     rows = [Row(**row) for row in record["rows"]]
     shares = [Share(**share) for share in record["shares"]]
+    times = [Wait(**wait) for wait in record["waits"]]
     goals = [Goal(**{key: goal[key] for key in goal if key != "ok"}) for goal in record["goals"]]
+    traces = dict.fromkeys(row.trace for row in rows)
     one, below = Figures(rows, "leaf-only", 1), Figures(rows, ENGINE, 2)
     parts = [
         (
@@ -53,6 +57,18 @@ def page(record: dict[str, Any], grid: Callable[[str, list[Line]], str]) -> str:
         (
             "Share of the room of `lru` in which `learned` saves its cost / finds its blocks",
             grid("Trace | one tier | host below an engine", rooms(shares)),
+        ),
+        (
+            "Online policies on the second half of each trace, one tier (seed 0, middle room)",
+            grid(heads("Trace, room", ONLINE), shape(Figures(rows, SECOND, 1), ONLINE, traces)),
+        ),
+        (
+            "Seconds to the first token, mean / median / 90th percentile: kvtrie's policies",
+            grid(heads("Trace, load", CORE), seconds(times, DIRECT, CORE)),
+        ),
+        (
+            "The same with room for all, where each prompt finds what a policy finds in the room",
+            grid(heads("Trace, load", ONLINE), seconds(times, GIVEN, ONLINE)),
         ),
         (
             f"{sum(goal.ok for goal in goals)} of {len(goals)} goals are reached; the others:",
@@ -118,6 +134,20 @@ def singles(rows: list[Row]) -> list[Line]:
         return f"{fmean(hits[policy] for hits in each):.1f}" if whole else NONE
 
     return [(name, *(mean(each, policy) for policy in SINGLE)) for name, each in streams.items()]
+
+
+def seconds(times: list[Wait], structure: str, policies: Iterable[str]) -> list[Line]:
+    """A line per trace and load."""
+    cells: dict[tuple[str, int], dict[str, str]] = {}
+    for time in times:
+        if time.structure == structure:
+            three = (time.mean, time.p50, time.p90)
+            text = " / ".join(f"{each:.3g}" for each in three)
+            cells.setdefault((time.trace, time.load), {})[time.policy] = text
+    return [
+        (f"{trace}, {load} %", *(found.get(policy, NONE) for policy in policies))
+        for (trace, load), found in cells.items()
+    ]
 
 
 def rooms(shares: list[Share]) -> list[Line]:

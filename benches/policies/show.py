@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from benches.policies.cells import ENGINE
+from benches.policies.finds import SECOND
 from benches.policies.goals import Figures, goals_of, share_means, short_figures
 
 if TYPE_CHECKING:
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
     from benches.policies.cells import Row
     from benches.policies.equal import Share
     from benches.policies.goals import Goal
+    from benches.policies.waits import Wait
 
 
-def show(rows: list[Row], shares: list[Share], console: Console) -> None:
-    """Print a table per mode, shares of rooms, the goals, and the check."""
+def show(rows: list[Row], shares: list[Share], times: list[Wait], console: Console) -> None:
+    """Print a table per mode, shares of rooms, first-token times, the goals, and the check."""
     tables: list[Table] = []
-    for structure in ("leaf-only", "holes", ENGINE):
+    for structure in ("leaf-only", "holes", ENGINE, SECOND):
         modes = [(tiers, Figures(rows, structure, tiers)) for tiers in (1, 2)]
         tables += [
             _mode(figures, f"{structure}, tiers {tiers}")
@@ -35,7 +37,9 @@ def show(rows: list[Row], shares: list[Share], console: Console) -> None:
     for structure in ("leaf-only", ENGINE):
         if means := share_means(shares, structure):
             tables.append(_rooms(means, structure))
-    if goals := goals_of(rows, shares):
+    if times:
+        tables.append(_times(times))
+    if goals := goals_of(rows, shares, times):
         tables.append(_goals(goals))
     if checked := [row for row in rows if row.check is not None]:
         tables.append(_checked(checked))
@@ -62,6 +66,17 @@ def _checked(rows: list[Row]) -> Table:
     for row in rows:
         pair = (f"{row.hits:.4f}", f"{row.check:.4f}")
         table.add_row(row.trace, str(row.room), row.policy, *pair)
+    return table
+
+
+def _times(times: list[Wait]) -> Table:
+    """First-token times: a row per run."""
+    table = Table(title="seconds to the first token")
+    for head in ("trace", "finds", "load, %", "policy", "mean", "p50", "p90"):
+        table.add_column(head)
+    for time in times:
+        seconds = (f"{each:.3f}" for each in (time.mean, time.p50, time.p90))
+        table.add_row(time.trace, time.structure, f"{time.load}", time.policy, *seconds)
     return table
 
 
