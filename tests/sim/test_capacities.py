@@ -164,13 +164,11 @@ def test_the_command_prints_shares_with_beladys_bound(tmp_path, capsys):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_only_one_tier_of_lru_has_a_curve(tmp_path, capsys):
+def test_machines_and_batches_have_no_curve(tmp_path, capsys):
     path = drawn(tmp_path, 0)
     for change, message in (
-        ("manager.policy=fifo", "manager.policy is 'fifo'"),
-        ("manager.structure=holes", "manager.structure is 'holes'"),
         ("machines=2", "machines is 2"),
-        ('tiers=[{kind="gpu", blocks=9}, {kind="host", blocks=9}]', "2 tiers"),
+        ("engine.kind=continuous", "engine.kind is 'continuous'"),
     ):
         assert main(["sim", "capacities", str(path), "--set", change]) == 2
         assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`kvtrie sim capacities`: hits of leaf-only LRU in each room, with Belady's bound."""
+"""`kvtrie sim capacities`: hits with each capacity of the last tier, with Belady's bound."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from kvtrie.cli.output_file import output_file
 from kvtrie.cli.progress import watched
 from kvtrie.cli.sim.settings import add_settings, settings_of
 from kvtrie.errors import ConfigError
+from kvtrie.sim.readers.lines import Skipped
 
 if TYPE_CHECKING:
     import argparse
 
     from kvtrie.sim.config import SimulationConfig
+    from kvtrie.sim.sampled import Sampling
 
 __all__ = ["ACTION"]
 
@@ -46,7 +48,6 @@ def _run(given: argparse.Namespace) -> int:
     from kvtrie.sim.capacities import lru_curve, paths_of
     from kvtrie.sim.headline import write_csv
     from kvtrie.sim.offline import most_hits
-    from kvtrie.sim.readers.lines import Skipped
 
     if not 1 <= given.points <= _MOST_POINTS:
         raise ConfigError(f"--points is {given.points}, 1 to {_MOST_POINTS} wanted")
@@ -57,15 +58,21 @@ def _run(given: argparse.Namespace) -> int:
     status = lenient_status(skipped.lines, skipped.parsed)
     curve = lru_curve(watched(paths, "Measuring"))
     block_gib = config.model.layers * config.model.layer_bytes(config.block_tokens) / _GIB
-    points: list[dict[str, Any]] = [
-        {
-            "capacity": capacity,
-            "gib": capacity * block_gib,
-            "hits": curve.hits(capacity),
-            "most_hits": most_hits(paths, capacity).hits,
-        }
-        for capacity in watched(_spaced(curve.least, len(curve.found) - 1, given.points), "Bounds")
-    ]
+    exact = config.manager["policy"] == "lru" and len(config.tiers) == 1
+    exact = exact and config.manager.get("structure", "leaf-only") == "leaf-only"
+    sampling = None if exact else _sampling(config)
+    above = sum(tier.room(config.model, config.block_tokens) for tier in config.tiers[:-1])
+    points: list[dict[str, Any]] = []
+    for capacity in watched(_spaced(curve.least, len(curve.found) - 1, given.points), "Bounds"):
+        most = most_hits(paths, above + capacity).hits
+        point: dict[str, Any] = {"capacity": capacity, "gib": capacity * block_gib}
+        if sampling is None:
+            point["hits"] = curve.hits(capacity)
+        else:
+            found = sampling.point(capacity)
+            point |= {"hits": min(most, round(found.share * curve.blocks))}
+            point |= {"error": found.error, "one_in": found.one_in}
+        points.append(point | {"most_hits": most})
     if given.csv is not None:
         write_csv(given.csv, points)
     if given.plot is not None:
@@ -73,24 +80,51 @@ def _run(given: argparse.Namespace) -> int:
 
         shares = curve.found / max(1, curve.blocks)
         line = [(at * block_gib, float(shares[at])) for at in range(curve.least, len(shares))]
+        lines = {"leaf-only LRU": line}
+        if sampling is not None:
+            given_line = [(one["gib"], one["hits"] / max(1, curve.blocks)) for one in points]
+            lines = {f"{config.manager['policy']}, sampled": given_line}
         bound = [(point["gib"], point["most_hits"] / max(1, curve.blocks)) for point in points]
-        draw_hits(given.plot, config.trace.path.name, {"leaf-only LRU": line}, bound)
+        draw_hits(given.plot, config.trace.path.name, lines, bound)
     if given.json:
         sys.stdout.write(json.dumps({"blocks": curve.blocks, "points": points}) + "\n")
     else:
-        text = f"{config.trace.path.name}: {curve.blocks} blocks of prompts\n\n"
-        text += f"{'blocks':>12}{'GiB':>12}{'LRU':>12}{'most':>12}\n"
-        for point in points:
-            shares = (point[name] / max(1, curve.blocks) for name in ("hits", "most_hits"))
-            text += f"{point['capacity']:12d}{point['gib']:12.2f}"
-            text += "".join(f"{share:12.4f}" for share in shares) + "\n"
-        sys.stdout.write(text)
+        head = f"{config.trace.path.name}: {curve.blocks} blocks of prompts\n\n"
+        sys.stdout.write(head + _table(points, curve.blocks, config.manager["policy"]))
     return status
 
 
+def _table(points: list[dict[str, Any]], blocks: int, policy: object) -> str:
+    """The points as text; sampled ones with their error and one in how many sessions played."""
+    sampled = "error" in points[0]
+    name = f"{policy}" if sampled else "LRU"
+    text = f"{'blocks':>12}{'GiB':>12}{name:>12}{'most':>12}"
+    text += f"{'error':>12}{'sessions':>12}\n" if sampled else "\n"
+    for point in points:
+        shares = (point[one] / max(1, blocks) for one in ("hits", "most_hits"))
+        text += f"{point['capacity']:12d}{point['gib']:12.2f}"
+        text += "".join(f"{share:12.4f}" for share in shares)
+        if sampled:
+            text += f"{point['error']:12.4f}{'1 in {}'.format(point['one_in']):>12}"
+        text += "\n"
+    return text
+
+
+def _sampling(config: SimulationConfig) -> Sampling:
+    from kvtrie.sim.requests import block_requests
+    from kvtrie.sim.sampled import Sampling
+
+    named = ("policy", "structure", "objective")
+    more = {name: config.manager[name] for name in named if name in config.manager}
+    skipped = Skipped() if config.trace.lenient else None
+    size = config.block_tokens
+    requests = list(block_requests(config.trace, size, skipped, config.most_blocks))
+    return Sampling(requests, config.tiers, block_tokens=size, model=config.model, **more)
+
+
 def _check(config: SimulationConfig) -> None:
-    """The curve is that of one machine with one tier of leaf-only LRU, which does not batch."""
-    wanted = {"policy": "lru", "structure": "leaf-only", "engine": "serial", "machines": 1}
+    """The curve is that of one machine, which does not batch."""
+    wanted = {"engine": "serial", "machines": 1}
     named = {"machines": "machines", "engine": "engine.kind"}
     for name, value in wanted.items():
         if (found := config.manager.get(name, value)) != value:
@@ -98,10 +132,8 @@ def _check(config: SimulationConfig) -> None:
             raise ConfigError(
                 f"{key} is {found!r}: capacities are those of {value!r}; --set {key}={value}"
             )
-    if len(config.tiers) != 1 or config.tiers[0].layer_slots:
-        raise ConfigError(
-            f"tiers has {len(config.tiers)} tiers: capacities are those of one without layer_slots"
-        )
+    if any(tier.layer_slots for tier in config.tiers):
+        raise ConfigError("a tier has layer_slots: capacities are those of tiers without them")
 
 
 def _spaced(least: int, most: int, number: int) -> list[int]:
@@ -111,5 +143,5 @@ def _spaced(least: int, most: int, number: int) -> list[int]:
     return sorted({round(least * (most / least) ** (at / steps)) for at in range(number)})
 
 
-ACTION = ("hits of LRU with each capacity in one pass, beside Belady's bound", _arguments)
+ACTION = ("hits with each capacity, of LRU in one pass, with Belady's bound", _arguments)
 """The help text of the action, and the function that adds its arguments."""
