@@ -52,8 +52,9 @@ FILES = {
 COMMANDS = {
     ("replay", "h.jsonl"): (
         *("tier", "policy", "block-tokens", "load", "structure", "rooms", "evictions", "points"),
-        *("model", "groups", "format", "objective", "save"),
+        *("model", "groups", "format", "objective", "save", "time-unit"),
     ),
+    ("trace", "convert", "h.jsonl", "c.jsonl"): ("format", "time-unit", "block-tokens"),
     ("sim", "run", "s.toml"): (
         "set",
         "requests",

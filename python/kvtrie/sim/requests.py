@@ -13,7 +13,7 @@ import numpy as np
 from kvtrie.errors import ConfigError
 from kvtrie.sim.readers.hashes import Reading, hash_rows
 from kvtrie.sim.readers.lines import MOST_BLOCKS
-from kvtrie.sim.readers.rows import RequestRow, RowWithMore
+from kvtrie.sim.readers.rows import RequestRow
 from kvtrie.sim.readers.sharegpt import sharegpt_requests, tokenizer_of
 from kvtrie.sim.readers.tables import azure_requests, burstgpt_requests
 from kvtrie.sim.readers.tokens import token_requests
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from kvtrie.sim.config import TraceSource
     from kvtrie.sim.readers.lines import Skipped
+    from kvtrie.sim.readers.rows import AnyRow
 
 __all__ = ["RequestRow", "block_requests", "trace_requests"]
 
@@ -37,7 +38,7 @@ def trace_requests(
     *,
     waits: bool = True,
     anew: bool = False,
-) -> Iterator[RequestRow | RowWithMore]:
+) -> Iterator[AnyRow]:
     """Yield the requests of a trace, in its order; those that wait for others have more.
 
     Args:
@@ -52,6 +53,8 @@ def trace_requests(
     Raises:
         ConfigError: a line that cannot be, or a file without one that can.
     """
+    if block_tokens < 1:
+        raise ConfigError(f"block_tokens is {block_tokens}, at least 1 wanted")
     parts = max(1, source.hash_tokens // block_tokens)
     reading = Reading(
         hash_tokens=source.hash_tokens,
@@ -125,7 +128,7 @@ def _named(
 
 def _requests(
     source: TraceSource, block_tokens: int, skipped: Skipped | None, most: int, reading: Reading
-) -> Iterable[RequestRow | RowWithMore]:
+) -> Iterable[AnyRow]:
     generator, path = source.generator, source.path
     if isinstance(generator, Family):
         made = generator.made(source.seed)
@@ -155,9 +158,7 @@ def _requests(
             return token_requests(path, skipped)
 
 
-def _parted(
-    requests: Iterable[RequestRow | RowWithMore], source: TraceSource, parts: int
-) -> Iterator[RequestRow | RowWithMore]:
+def _parted(requests: Iterable[AnyRow], source: TraceSource, parts: int) -> Iterator[AnyRow]:
     """Split each hash of the requests into its blocks."""
     inside = np.arange(parts, dtype=np.uint64)
     for row in requests:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from kvtrie.sim.config import SimulationConfig
-    from kvtrie.sim.readers.rows import Record, RowWithMore
-    from kvtrie.sim.requests import RequestRow
+    from kvtrie.sim.readers.rows import AnyRow, Record
 
 __all__ = ["open_simulation", "play", "run_config"]
 
@@ -60,9 +59,7 @@ def run_config(
     config: SimulationConfig,
     on_request: Callable[[dict[str, Any]], object] | None = None,
     *,
-    watch: Callable[
-        [Iterable[RequestRow | RowWithMore]], Iterable[RequestRow | RowWithMore]
-    ] = iter,
+    watch: Callable[[Iterable[AnyRow]], Iterable[AnyRow]] = iter,
     simulation: Simulation | None = None,
     on_decision: Callable[[dict[str, Any]], object] | None = None,
     best: int = 0,
@@ -86,11 +83,11 @@ def run_config(
     simulation = simulation or open_simulation(config)
     skipped = Skipped() if config.trace.lenient else None
 
-    def rows(skipped: Skipped | None) -> Iterable[RequestRow | RowWithMore]:
+    def rows(skipped: Skipped | None) -> Iterable[AnyRow]:
         read = trace_requests(config.trace, config.block_tokens, skipped, config.most_blocks)
         return _full_blocks(config, read)
 
-    requests: Iterable[RequestRow | RowWithMore]
+    requests: Iterable[AnyRow]
     requests = watched = watch(rows(skipped))
     trace = config.trace
     if trace.ends or trace.reports.number or trace.tenants.number:
@@ -111,9 +108,7 @@ def run_config(
     return figures
 
 
-def _full_blocks(
-    config: SimulationConfig, requests: Iterable[RequestRow | RowWithMore]
-) -> Iterable[RequestRow | RowWithMore]:
+def _full_blocks(config: SimulationConfig, requests: Iterable[AnyRow]) -> Iterable[AnyRow]:
     """Leave out the last block of prompts of hashes where it is a part of one.
 
     No resume point of groups that are kept apart is after it.
@@ -129,7 +124,7 @@ def _full_blocks(
 def play(
     config: SimulationConfig,
     simulation: Simulation,
-    requests: Iterable[RequestRow | RowWithMore],
+    requests: Iterable[AnyRow],
     on_request: Callable[[dict[str, Any]], object] | None = None,
     *,
     on_decision: Callable[[dict[str, Any]], object] | None = None,
@@ -155,7 +150,7 @@ def play(
     found, spared = [0] * len(kinds), [0] * len(kinds)
     goals = config.goals or Goals()
 
-    def counted() -> Iterable[RequestRow | RowWithMore]:
+    def counted() -> Iterable[AnyRow]:
         for request in requests:
             counts.input_tokens += request[2]
             yield request

@@ -10,7 +10,7 @@ import hashlib
 import math
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from kvtrie.errors import ConfigError
 from kvtrie.settings.argument import put, real, whole
@@ -19,7 +19,7 @@ from kvtrie.settings.scope import Scope
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from kvtrie.sim.readers.rows import More, RequestRow, RowWithMore
+    from kvtrie.sim.readers.rows import AnyRow, More, RowWithMore
 
 __all__ = ["Reports", "Tenants", "last_ones", "with_sessions"]
 
@@ -101,8 +101,8 @@ def last_ones(sessions: Iterable[str | None]) -> set[int]:
 
 
 def with_sessions(
-    requests: Iterable[RequestRow | RowWithMore],
-    once: Iterable[RequestRow | RowWithMore],
+    requests: Iterable[AnyRow],
+    once: Iterable[AnyRow],
     *,
     ends: bool,
     reports: Reports,
@@ -134,7 +134,8 @@ def with_sessions(
     last = set(newest.values()) if ends else set[int]()
     rng = random.Random(seed)  # noqa: S311 - a workload needs no secrecy
     for at, request in enumerate(requests):
-        more: More = {**(request[5] if len(request) > 5 else {}), "last": at in last}  # noqa: PLR2004
+        given = cast("More", request[5] if len(request) > 5 else {})  # noqa: PLR2004 - has more
+        more = cast("More", {**given, "last": at in last})
         if reports.number and "after" in more:
             raise ConfigError(
                 f"trace.reports.number is {reports.number}, but request {at + 1} waits for others "

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
     from kvtrie.sim.config import SimulationConfig
-    from kvtrie.sim.requests import RequestRow
+    from kvtrie.sim.readers.rows import AnyRow
 
 __all__ = ["digest_of", "iter_sweep", "sweep"]
 
@@ -170,7 +170,7 @@ def _pool(
     started: list[Future[dict[str, Any]]] = []
     stop = threading.Event()
 
-    def until_stopped(requests: Iterable[RequestRow]) -> Iterable[RequestRow]:
+    def until_stopped(requests: Iterable[AnyRow]) -> Iterable[AnyRow]:
         for request in requests:
             if stop.is_set():
                 raise KeyboardInterrupt

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvtrie.sim.readers.lines import Skipped
-    from kvtrie.sim.readers.rows import More, RequestRow, RowWithMore
+    from kvtrie.sim.readers.rows import AnyRow, More
 
 __all__ = ["TraceRequest", "iter_trace", "read_trace", "request_of", "write_trace"]
 
@@ -84,7 +84,7 @@ def iter_trace(
     return map(request_of, hash_rows(path, skipped, reading))
 
 
-def request_of(row: RequestRow | RowWithMore) -> TraceRequest:
+def request_of(row: AnyRow) -> TraceRequest:
     """Return the request of a row whose tokens are ids of blocks."""
     at, blocks, prompt, answer, session = row[:5]
     waits = row[5] if len(row) > 5 else None  # noqa: PLR2004 - a row with more

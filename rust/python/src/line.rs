@@ -168,9 +168,7 @@ impl HashLines {
             } else {
                 let next = self.own + numbers.len() as u64;
                 let known = numbers.get(&hash).copied().map(u64::from);
-                let Some(id) = known.or_else(|| (next < self.room).then_some(next)) else {
-                    return None;
-                };
+                let id = known.or_else(|| (next < self.room).then_some(next))?;
                 if known.is_none() {
                     numbers.insert(hash, u32::try_from(id).ok()?);
                 }

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from kvtrie._kvtrie import Simulation
     from kvtrie.sim.config import SimulationConfig
-    from kvtrie.sim.requests import RequestRow
+    from kvtrie.sim.readers.rows import AnyRow
 
 __all__ = ["ACTION"]
 
@@ -137,7 +137,7 @@ def _played(
     """Run with a bar on the terminal, whose time left is by how many requests the trace has."""
     from kvtrie.sim.run import run_config
 
-    def watch(requests: Iterable[RequestRow]) -> Iterable[RequestRow]:
+    def watch(requests: Iterable[AnyRow]) -> Iterable[AnyRow]:
         made = config.trace.generator
         total = lines_in(config.trace.path) if made is None else made.requests
         return watched(requests, "Simulating", total=total)

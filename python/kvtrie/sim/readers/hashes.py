@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvtrie.sim.readers.lines import Skipped
-    from kvtrie.sim.readers.rows import RequestRow, RowWithMore
+    from kvtrie.sim.readers.rows import AnyRow
 
 __all__ = ["Reading", "hash_rows", "session_of"]
 
@@ -73,9 +73,7 @@ class Reading:
     anew: bool = False
 
 
-def hash_rows(
-    path: Path, skipped: Skipped | None, reading: Reading
-) -> Iterator[RequestRow | RowWithMore]:
+def hash_rows(path: Path, skipped: Skipped | None, reading: Reading) -> Iterator[AnyRow]:
     """Yield the requests of a trace; those that wait for others have more.
 
     Args:
@@ -117,13 +115,15 @@ class _Lines:
         room = (MOST + 1) // reading.parts
         self._own = 0 if reading.anew else room // 2
         size, most = reading.hash_tokens, reading.most
+        if size is not None:
+            size = min(size, MOST)  # no prompt has as many tokens
         self._native = HashLines(most=most, own=self._own, room=room, hash_tokens=size)
         self._path, self._reading = path, reading
         self._clock = Clock(reading.time_unit, lambda unit: log_unit(path, unit))
         self._waits = Waits()
         self._place = 0
 
-    def row(self, line: str) -> RequestRow | RowWithMore:
+    def row(self, line: str) -> AnyRow:
         found = self._native.row(line) or self._unusual(row_of(line))
         time, at_ns, prompt, answer, ids, session, unread, waits = found
         if unread is not None or waits is not None:
@@ -132,7 +132,7 @@ class _Lines:
         self._place += 1
         return at, ids, prompt, answer, session
 
-    def _more(self, found: tuple[Any, ...]) -> RequestRow | RowWithMore:
+    def _more(self, found: tuple[Any, ...]) -> AnyRow:
         """The request of a line that waits for others, or with fields that are not read."""
         time, at_ns, prompt, answer, ids, session, unread, waits = found
         name, parents, pause = waits or (None, None, None)
@@ -232,7 +232,7 @@ def _count(row: dict[str, Any], name: str) -> int:
 
 def _hashes(given: object) -> list[int]:
     if not isinstance(given, list) or not given:
-        raise ConfigError(f"hash_ids is {shown(given)}, a list of at least one wanted")
+        raise ConfigError(f"hash_ids is {shown(cast('Any', given))}, a list of at least one wanted")
     found: list[int] = []
     for at, one in enumerate(cast("list[Any]", given)):
         if isinstance(one, str) and _HEX.fullmatch(one):
@@ -249,7 +249,7 @@ def _hashes(given: object) -> list[int]:
 
 def _spans(given: object, length: int) -> list[tuple[int, int]]:
     if not isinstance(given, list) or not given:
-        raise ConfigError(f"ranges is {shown(given)}, a list of at least one wanted")
+        raise ConfigError(f"ranges is {shown(cast('Any', given))}, a list of at least one wanted")
     spans: list[tuple[int, int]] = []
     left = max(1, length)  # a block has a token at least: a short line names no billion of them
     for at, one in enumerate(few("ranges", cast("Any", given), left)):

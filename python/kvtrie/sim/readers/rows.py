@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from kvtrie.settings.scope import Scope
 
-__all__ = ["Computed", "More", "Record", "RequestRow", "RowWithMore"]
+__all__ = ["AnyRow", "Computed", "More", "Record", "RequestRow", "RowWithMore"]
 
 RequestRow: TypeAlias = "tuple[int, NDArray[np.uint32], int, int, str | None]"
 """Arrival in ns, tokens as managers take them, tokens of prompt and answer, session."""
@@ -41,6 +41,9 @@ class More(TypedDict, total=False):
 
 RowWithMore: TypeAlias = "tuple[int, NDArray[np.uint32], int, int, str | None, More]"
 """A request with more."""
+
+AnyRow: TypeAlias = "RequestRow | RowWithMore"
+"""A request, perhaps with more."""
 
 Computed: TypeAlias = tuple[int, int, list[int]]
 """Tokens computed, tokens of the match, blocks of the match that were computed again."""

@@ -35,14 +35,15 @@ def waits_of(row: dict[str, Any]) -> tuple[str | None, list[Any] | None, float |
     if name is None and parents is None and pauses == [None, None]:
         return None
     name = None if name is None else _name("request_id", name)
-    if parents is not None and not isinstance(parents, list):
+    if not isinstance(parents, (list, type(None))):
         raise ConfigError(f"wait_for is {shown(parents)}, a list of names wanted")
     pause = sum(
         real(field, given, 0, _LONGEST_MS)
         for field, given in zip(("tool_wait_ms", "delay"), pauses, strict=True)
         if given is not None
     )
-    return name, parents, None if pauses == [None, None] else pause
+    listed = cast("list[Any] | None", parents)
+    return name, listed, None if pauses == [None, None] else pause
 
 
 class Waits:
