@@ -98,7 +98,8 @@ class Question:
         if self.passes is None:
             if token_s is None:
                 return None
-            return (prompt - gpu) * token_s, (prompt - gpu - found) * token_s
+            alone, below = (one.astype(np.float64) for one in (prompt - gpu, prompt - gpu - found))
+            return alone * token_s, below * token_s
         alone = prefill.seconds(self.passes, gpu, prompt)
         below = prefill.seconds(self.passes, gpu + found, prompt)
         scale = 1.0

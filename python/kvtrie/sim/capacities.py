@@ -141,7 +141,7 @@ def _dense(paths: list[NDArray[np.uint32]]) -> list[NDArray[np.uint32]]:
     every = np.concatenate([np.empty(0, dtype=np.uint32), *paths])
     if not len(every) or int(every.max()) < _SPARSE * len(every):
         return paths
-    ids = np.unique(every, return_inverse=True)[1]
+    ids = np.unique(every, return_inverse=True)[1].astype(np.uint32)
     return np.split(ids, np.cumsum([len(path) for path in paths])[:-1])
 
 

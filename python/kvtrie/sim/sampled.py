@@ -15,17 +15,20 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from kvtrie.sim.capacities import BlockPath, lru_curve
-from kvtrie.sim.replay import open_manager
+from kvtrie.sim.replay import SHAPE, open_manager
 from kvtrie.sim.replay import replay as replay_once
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvtrie.model.shape import ModelShape
+    from kvtrie.settings.scope import Structure
     from kvtrie.settings.tier import Tier
     from kvtrie.sim.capacities import HitCurve
     from kvtrie.sim.trace import TraceRequest
@@ -62,7 +65,8 @@ class Sampling:
     Args:
         requests: in order of arrival.
         tiers: fastest first; the last one's blocks are the capacity.
-        policy: as of `open_manager`, as are `structure`, `objective` and `block_tokens`.
+        policy: as of `open_manager`, as are `structure`, `objective`, `model` and
+            `block_tokens`.
         running: as of `replay`.
     """
 
@@ -74,10 +78,20 @@ class Sampling:
         policy: str,
         block_tokens: int,
         running: int = 1,
-        **manager: object,
+        structure: Structure = "leaf-only",
+        objective: Literal["cost", "balanced", "hits"] = "cost",
+        model: ModelShape = SHAPE,
     ) -> None:
         self._requests, self._tiers, self._running = requests, list(tiers), running
-        self._manager = {"policy": policy, "block_tokens": block_tokens, **manager}
+        self._block_tokens = block_tokens
+        self._open = partial(
+            open_manager,
+            policy=policy,
+            structure=structure,
+            block_tokens=block_tokens,
+            objective=objective,
+            model=model,
+        )
         self._names = session_names(requests)
         self._longest = max((len(one.blocks) for one in requests), default=1)
         self._curves: dict[tuple[int, int], HitCurve] = {}
@@ -113,10 +127,11 @@ class Sampling:
 
     def _share(self, requests: Sequence[TraceRequest], tiers: Sequence[Tier], one_in: int) -> float:
         scaled = [replace(tier, blocks=(tier.blocks or 0) // one_in, bytes=None) for tier in tiers]
-        manager = open_manager(scaled, **self._manager)  # type: ignore[arg-type]
         running = max(1, self._running // one_in)
-        size = int(self._manager["block_tokens"])  # type: ignore[call-overload]
-        return replay_once(requests, manager, block_tokens=size, running=running).hit_rate
+        size = self._block_tokens
+        return replay_once(
+            requests, self._open(scaled), block_tokens=size, running=running
+        ).hit_rate
 
 
 def session_names(requests: Sequence[TraceRequest]) -> list[int]:
@@ -124,15 +139,13 @@ def session_names(requests: Sequence[TraceRequest]) -> list[int]:
     if all(one.session is not None for one in requests):
         names = [f"{one.session}" for one in requests]
     else:
-        ids, counts = np.unique(
-            np.concatenate([np.empty(0, np.uint32), *(one.blocks for one in requests)]),
-            return_counts=True,
-        )
-        rare = ids[counts <= max(1.0, _SHARED * len(requests))]
-        names = []
-        for one in requests:
-            own = one.blocks[np.isin(one.blocks, rare, assume_unique=False)]
-            names.append(str((own if len(own) else one.blocks[-1:]).tolist()[:1]))
+        paths = [one.blocks for one in requests]
+        every = np.concatenate([np.empty(0, np.uint32), *paths])
+        ids, counts = np.unique(every, return_counts=True)
+        names: list[str] = []
+        for path in paths:
+            own = counts[np.searchsorted(ids, path)] <= max(1.0, _SHARED * len(requests))
+            names.append(str(path[int(np.argmax(own)) if own.any() else -1]) if len(path) else "")
     numbers = {
         name: int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())
         for name in set(names)
