@@ -11,7 +11,7 @@ from functools import cache
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from benches.policies.cells import HITS, Row, objective_of, whole
+from benches.policies.cells import BALANCED, HITS, Row, objective_of, whole
 from benches.policies.online import CONSTANTS, NAMES, baseline, named
 from benches.policies.traces import Source, rooms_of, trace_of
 from kvtrie import Tier
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvtrie.sim.readers.rows import Record, RowWithMore
 
 FIRST, SECOND = "first half", "second half"
-CORE = ("lru", "learned", "learned" + HITS)
+CORE = ("lru", "learned", "learned" + BALANCED, "learned" + HITS)
 CHOSEN = {"RandomCompute": 0.5, "LRU, demotion": 0.6, "S3FIFO": 0.3, "ARC": 0.0}
 ONLINE = (*CORE, *(named(policy, constant) for policy, constant in CHOSEN.items()))
 
