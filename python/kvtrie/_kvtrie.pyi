@@ -2794,6 +2794,7 @@ class Simulation:
             int,
             tuple[Sequence[int], Sequence[int], Sequence[Sequence[int]]],
             tuple[Sequence[int], Sequence[int], Sequence[Sequence[int]]],
+            int,
         ],
         machines: int | Sequence[tuple[Sequence[Tier], object, Cost | str]] | None = 1,
         block_tokens: int = 16,
@@ -2806,7 +2807,7 @@ class Simulation:
         epsilon: float = 0.015625,
         load: Literal["plan", "all", "none"] = "all",
         keep: int = 1,
-        wait: Literal["all", "layer"] = "all",
+        wait: Literal["all", "layer", "step"] = "all",
         router: Literal["round-robin", "least-loaded", "hash"]
         | tuple[Literal["locality"], int]
         | tuple[Literal["score"], int, int] = "round-robin",
@@ -2836,8 +2837,9 @@ class Simulation:
             tiers: of each machine, fastest first.
             price: what a token takes to compute, in 2**-32 ns: `(base, slope)`, the slope per token
                 of context, or ascending pairs `(context, price)`, linear between them. Or `(base,
-                prefill, decode)` in ns: of a step without tokens, and beyond it `(contexts, counts,
-                rows)` by tokens of a prefill and by requests that decode.
+                prefill, decode, request)` in ns: of a step without tokens, beyond it `(contexts,
+                counts, rows)` by tokens of a prefill and by requests that decode, and of a request
+                outside of steps.
             machines: how many machines (1), or `(tiers, price, cost)` of each, whose tiers are of
                 the same kinds as `tiers`. A tier 'remote' goes with one machine, without `remote`.
             block_tokens: tokens of one block.
@@ -2852,7 +2854,8 @@ class Simulation:
             resume: how managers keep groups of layers apart; None keeps all layers of all tokens.
             load: as for `BlockManager.acquire`.
             keep: real tokens at a prompt's end that are always computed.
-            wait: whether a prefill waits for all of its loads, or each layer for its own.
+            wait: whether a prefill waits for all of its loads before it joins a step, each layer
+                for its own, or the step that it joins for all of them.
             router: which machine a request goes to: each in turn, the one with the fewest requests,
                 or a fixed one for each session (without one, for each first block). By
                 `("locality", ratio)` the one that has most of the prompt, of those whose requests,

@@ -1,6 +1,7 @@
 """Step times: profiles and rooflines, by hand."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,6 +71,28 @@ def test_a_profile_prices_passes_of_its_sizes(tmp_path, decode, last):
     # Six more tokens after 100 to 105.
     slope = last / 6 / 100
     assert answer == pytest.approx(6 * 1000 + last + slope * sum(range(6)), abs=1)
+
+
+def test_a_request_takes_time_outside_of_steps(tmp_path):
+    (tmp_path / "kvtrie.toml").write_text(PROFILE + "[server]\nrequest_ns = 700\n")
+    cost = '{kind="profile", path="kvtrie.toml"}'
+    requests = [(0, 16, 1), (100, 16, 3)]
+    for kind in ("serial", "continuous"):
+        engine = f'engine={{kind="{kind}"}}'
+        settings = config(tmp_path, cost, *requests, changes=[engine])
+        with_time = waits(settings)
+        base, prefill, decode, request = settings.price
+        assert request == 700
+        without = waits(replace(settings, price=(base, prefill, decode, 0)))
+        # Its answer is not slower, and no other request waits for it.
+        assert with_time == [(first + 700, answer) for first, answer in without]
+
+
+@pytest.mark.parametrize("given", ["-1", "nan", "'much'", "1e300"])
+def test_a_time_outside_of_steps_that_cannot_be_is_refused(tmp_path, given):
+    (tmp_path / "kvtrie.toml").write_text(PROFILE + f"[server]\nrequest_ns = {given}\n")
+    with pytest.raises(ConfigError, match=r"kvtrie\.toml.*outside of steps"):
+        read_passes(tmp_path / "kvtrie.toml")
 
 
 def test_requests_that_decode_together_share_a_step(tmp_path):

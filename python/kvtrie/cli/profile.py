@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from kvtrie.model.shape import ModelShape
+
 __all__ = ["COMMAND"]
 
 _REQUESTS = (1, 4, 8)
@@ -29,6 +31,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         default="demo",
         metavar="MODEL",
         help="whose passes are timed: demo, tiny, none, or the folder of a causal language model",
+    )
+    parser.add_argument(
+        "--server",
+        metavar="URL",
+        help="time the steps of this idle vLLM or SGLang server, in the place of a model's passes",
     )
     parser.add_argument(
         "--block-tokens", type=int, default=16, metavar="N", help="tokens per block (default: 16)"
@@ -88,7 +95,7 @@ def _run(given: argparse.Namespace) -> int:
 
 def measure(given: argparse.Namespace, on_step: Callable[[str], None]) -> dict[str, Any]:
     """Everything that was asked for, as the file has it."""
-    from kvtrie.engines.transformers.timed_passes import time_device, time_prefill
+    from kvtrie.engines.transformers.timed_passes import time_device
     from kvtrie.model.shape import ModelShape
     from kvtrie.settings.tier import Tier
     from kvtrie.tiers import DiskStorage, gpu_pool, host_pool
@@ -96,27 +103,12 @@ def measure(given: argparse.Namespace, on_step: Callable[[str], None]) -> dict[s
 
     measured: dict[str, Any] = {"model": given.model, "block_tokens": given.block_tokens}
     shape = ModelShape(layers=30, kv_heads=3, head_dim=64, fingerprint="profile")
-    if given.model != "none":
-        from rich.console import Console
-
-        model = _model(given.model, Console(stderr=True, quiet=given.json))
-        shape = ModelShape.from_config(model.config, fingerprint="profile")
-        contexts = [0]
-        while 2 * max(1, contexts[-1]) <= given.longest:
-            contexts.append(max(given.block_tokens, 2 * contexts[-1]))
-        rows: list[list[float]] = []
-        spreads: list[float] = []
-        on_step(f"Prefill behind {contexts[0]} tokens")
-        timings = time_prefill(model, given.block_tokens, contexts, repeats=given.repeats)
-        for context, timing in timings:
-            on_step(f"Prefill behind {2 * context or given.block_tokens} tokens")
-            # Longer contexts cost no less: what falls is noise.
-            rows.append([context, max(timing.median, rows[-1][1] if rows else 0.0)])
-            spreads.append(round(timing.spread / timing.median, 4))
-        table = [[int(at), round(ns / rows[0][1], 6)] for at, ns in rows]
-        measured["cost"] = {"ns_per_token": round(rows[0][1], 1), "table": table, "spread": spreads}
-        measured["passes"] = _passes(model, given.longest, given.repeats, on_step)
-        measured["decode"] = _decodes(model, given.longest, given.repeats, on_step)
+    if given.server is not None:
+        measured["model"], steps = _served(given, on_step)
+        measured |= steps
+    elif given.model != "none":
+        shape, steps = _loaded(given, on_step)
+        measured |= steps
     on_step("Device")
     device = time_device(shape.dtype, repeats=given.repeats)
     measured["compute"] = {name: round(value) for name, value in device._asdict().items()}
@@ -143,6 +135,53 @@ def measure(given: argparse.Namespace, on_step: Callable[[str], None]) -> dict[s
     measured["lanes"] = lanes | _remote(given.remote, on_step)
     measured["both"] = both
     return measured
+
+
+def _loaded(
+    given: argparse.Namespace, on_step: Callable[[str], None]
+) -> tuple[ModelShape, dict[str, Any]]:
+    """The shape of a model in this process, and the times of its passes."""
+    from rich.console import Console
+
+    from kvtrie.engines.transformers.timed_passes import time_prefill
+    from kvtrie.model.shape import ModelShape
+
+    model = _model(given.model, Console(stderr=True, quiet=given.json))
+    contexts = [0]
+    while 2 * max(1, contexts[-1]) <= given.longest:
+        contexts.append(max(given.block_tokens, 2 * contexts[-1]))
+    rows: list[list[float]] = []
+    spreads: list[float] = []
+    on_step(f"Prefill behind {contexts[0]} tokens")
+    timings = time_prefill(model, given.block_tokens, contexts, repeats=given.repeats)
+    for context, timing in timings:
+        on_step(f"Prefill behind {2 * context or given.block_tokens} tokens")
+        # Longer contexts cost no less: what falls is noise.
+        rows.append([context, max(timing.median, rows[-1][1] if rows else 0.0)])
+        spreads.append(round(timing.spread / timing.median, 4))
+    table = [[int(at), round(ns / rows[0][1], 6)] for at, ns in rows]
+    return ModelShape.from_config(model.config, fingerprint="profile"), {
+        "cost": {"ns_per_token": round(rows[0][1], 1), "table": table, "spread": spreads},
+        "passes": _passes(model, given.longest, given.repeats, on_step),
+        "decode": _decodes(model, given.longest, given.repeats, on_step),
+    }
+
+
+def _served(
+    given: argparse.Namespace, on_step: Callable[[str], None]
+) -> tuple[str, dict[str, Any]]:
+    """The name of a served model, and the times of its engine's steps."""
+    from kvtrie.sim.completions import Server
+    from kvtrie.sim.server_profile import profile_server
+
+    server = Server(given.server)
+    try:
+        steps = profile_server(
+            server, longest=given.longest, repeats=given.repeats, on_step=on_step
+        )
+    except TransferError as error:
+        raise ConfigError(f"--server: {error}") from error
+    return server.model, steps
 
 
 def _remote(given: str | None, on_step: Callable[[str], None]) -> dict[str, dict[str, float]]:
@@ -218,7 +257,7 @@ def _toml(measured: dict[str, Any]) -> str:
     for name, value in measured.items():
         if name == "lanes":
             tables += [(f'lanes."{lane}"', figures) for lane, figures in value.items()]
-        elif name in {"cost", "passes", "decode", "compute", "both"}:
+        elif name in {"cost", "passes", "decode", "server", "compute", "both"}:
             tables.append((name, value))
         else:
             text += f"{name} = {json.dumps(value)}\n"

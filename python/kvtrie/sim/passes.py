@@ -42,11 +42,13 @@ class Passes:
         base: a step without tokens.
         prefill: time beyond `base` of a pass, by length of the context and number of tokens.
         decode: time beyond `base` of a token each, by mean context and number of requests.
+        request: a request outside of steps, before its first token.
     """
 
     base: int
     prefill: Grid
     decode: Grid
+    request: int = 0
 
     @classmethod
     def of(
@@ -54,6 +56,7 @@ class Passes:
         base: float,
         prefill: tuple[Sequence[int], Sequence[int], NDArray[np.float64]],
         decode: tuple[Sequence[int], Sequence[int], NDArray[np.float64]],
+        request: float = 0,
     ) -> Passes:
         """Return step times from measured times of whole steps.
 
@@ -63,16 +66,18 @@ class Passes:
             base: nanoseconds of a step without tokens.
             prefill: contexts, numbers of tokens, and nanoseconds `(contexts, numbers)`.
             decode: mean contexts, numbers of requests, and nanoseconds `(contexts, numbers)`.
+            request: nanoseconds of a request outside of steps.
 
         Raises:
             ConfigError: axes that do not ascend, times of another shape, below 0 or above 13 days.
         """
         base = real("base of steps", base, 0, _MOST_NS)
-        return cls(round(base), _grid(base, *prefill), _grid(base, *decode))
+        request = real("time of a request outside of steps", request, 0, _MOST_NS)
+        return cls(round(base), _grid(base, *prefill), _grid(base, *decode), round(request))
 
-    def price(self) -> tuple[int, Grid, Grid]:
-        """Return base, prefill and decode in nanoseconds, as `Simulation(price=...)` takes them."""
-        return self.base, self.prefill, self.decode
+    def price(self) -> tuple[int, Grid, Grid, int]:
+        """Return all of it in nanoseconds, as `Simulation(price=...)` takes it."""
+        return self.base, self.prefill, self.decode, self.request
 
     def cost(self) -> Cost:
         """Return the cost for managers: that of a token in the largest pass, by context."""
@@ -117,6 +122,7 @@ def read_passes(path: Path) -> Passes:
         tokens = [int(at) for at in passes["tokens"]]
         ns = np.array(passes["ns"], dtype=np.float64)
         base = float(ns[0, 0])
+        request = document.get("server", {}).get("request_ns", 0)
         if "decode" in document:
             decode = document["decode"]
             contexts_of, requests = decode["contexts"], decode["requests"]
@@ -133,6 +139,6 @@ def read_passes(path: Path) -> Passes:
     if decodes[1][:1] != [1]:
         raise ConfigError(f"{path}: decode.requests begins with {decodes[1][:1]}, 1 wanted")
     try:
-        return Passes.of(base, (contexts, tokens, ns), decodes)
+        return Passes.of(base, (contexts, tokens, ns), decodes, request)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error

@@ -143,7 +143,9 @@ impl Simulation {
             let known = [(known[0], false), (known[1], true)];
             given.map_or(Ok(false), |given| choice(given, name, &known))
         };
-        let layerwise = word(wait, "wait", ["all", "layer"])?;
+        let waits = [("all", Wait::All), ("layer", Wait::Layer), ("step", Wait::Step)];
+        let wait = wait.map_or(Ok(Wait::All), |given| choice(given, "wait", &waits))?;
+        let layerwise = wait == Wait::Layer;
         let limits = Limits { token_budget, max_running, token_by_token };
         let kinds = [
             ("serial", Kind::Serial),
@@ -168,7 +170,7 @@ impl Simulation {
             service: Service {
                 kind: engine.map_or(Ok(Kind::Serial), |given| choice(given, "engine", &kinds))?,
                 cost: prices(price)?,
-                wait: if layerwise { Wait::Layer } else { Wait::All },
+                wait,
                 keep: keep as u64,
                 gap: u64::from(predicted),
                 held: 0,

@@ -48,6 +48,11 @@ pub trait Cost: Debug + Send + Sync {
         self.parts(context, tokens)
     }
 
+    /// Nanoseconds that a request takes outside of the engine's steps, before its first token.
+    fn request(&self) -> Nanos {
+        0
+    }
+
     /// Parts of a nanosecond of a step: requests that decode, with the sum of their contexts, and
     /// spans of prefills. By default the sum over them.
     fn step(&self, (count, contexts): (u64, u64), prefills: &[Span]) -> u128 {

@@ -32,6 +32,9 @@ pub enum Wait {
     All,
     /// Each layer until its own are there.
     Layer,
+    /// Until all of them have ended, within the step that computes it: other requests of that step
+    /// wait too.
+    Step,
 }
 
 /// Limits of a step of the continuous engine.

@@ -319,8 +319,11 @@ impl Simulation {
                 }
                 Kind::DirectoryUpdate => unreachable!("it is taken above"),
             }
-            for record in self.settle(machine)? {
-                arrivals.ended(record.id, at, &mut self.events)?;
+            for mut record in self.settle(machine)? {
+                let outside = self.servers[record.machine].cost.request();
+                record.first_token = record.first_token.map(|first| first.saturating_add(outside));
+                record.end = record.end.map(|end| end.saturating_add(outside));
+                arrivals.ended(record.id, at.saturating_add(outside), &mut self.events)?;
                 self.early.insert(record.id, record);
             }
             while let Some(record) = self.early.remove(&self.next_record) {

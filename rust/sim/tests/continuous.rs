@@ -64,11 +64,24 @@ fn loads_hold_nobody_back() {
     assert_eq!(records[3].stalled, 3_000_000);
 }
 
+/// The same load within the step that reads it: C, a millisecond later, waits for the step.
+#[test]
+fn a_step_waits_for_the_loads_that_it_reads() {
+    let trace = requests(&[(A, 0), (B, 500), (4, 1000), (A, 2000), (C, 2001)]);
+    let mut settings = two_tiers();
+    settings.tiers[0].blocks = 8;
+    let (records, _) = play(together(settings, 1, LIMITS, Wait::Step), trace);
+    assert_eq!(records[3].hits, [0, 48]);
+    assert_eq!(ttft(&records)[3..], [3_016_000, 3_016_000 - 1_000_000 + 64_000]);
+    assert_eq!(records[3].stalled, 3_000_000);
+}
+
 /// As for the serial engine: all but the last layer's work is hidden by loads.
 #[test]
 fn a_layer_is_computed_when_it_is_there() {
     let trace = requests(&[(A, 0), (B, 1000), (A, 2000)]);
-    for (wait, last) in [(Wait::All, 3_016_000), (Wait::Layer, 3_004_000)] {
+    let waits = [(Wait::All, 3_016_000), (Wait::Step, 3_016_000), (Wait::Layer, 3_004_000)];
+    for (wait, last) in waits {
         let (records, _) = play(together(two_tiers(), 1, LIMITS, wait), trace.clone());
         assert_eq!(ttft(&records), [64_000, 64_000, last]);
         assert_eq!(records[2].stalled, last - 16_000);

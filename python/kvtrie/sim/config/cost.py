@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Price", "cost_of"]
 
-Price: TypeAlias = "tuple[int, int] | list[tuple[int, int]] | tuple[int, Grid, Grid]"
+Price: TypeAlias = "tuple[int, int] | list[tuple[int, int]] | tuple[int, Grid, Grid, int]"
 """Parts of a nanosecond, 2**-32 each: `(base, slope)` or points `(context, price)`; or `Passes`."""
 
 _PART = 2**32

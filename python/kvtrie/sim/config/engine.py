@@ -16,7 +16,7 @@ __all__ = ["engine_of"]
 def engine_of(table: Table, machines: int) -> dict[str, Any]:
     """Return the engine's arguments of `Simulation`."""
     kind = table.word("kind", ("serial", "continuous", "disaggregated"))
-    more: dict[str, Any] = {"engine": kind, "wait": table.word("wait", ("all", "layer"))}
+    more: dict[str, Any] = {"engine": kind, "wait": table.word("wait", ("all", "layer", "step"))}
     if kind != "serial":
         more["token_budget"] = table.number("token_budget", 2048, 1, 2**31 - 1)
         most = min(256, more["token_budget"])

@@ -13,8 +13,11 @@ use crate::number::shown;
 /// `(contexts, counts, rows)` in nanoseconds.
 type GridRows = (Vec<u64>, Vec<u64>, Vec<Vec<u64>>);
 
-/// `(base, prefill, decode)`: a step's nanoseconds, and two tables of what is beyond them.
-fn passes((base, prefill, decode): (u64, GridRows, GridRows)) -> Option<Passes> {
+/// `(base, prefill, decode, request)`: a step's nanoseconds, two tables of what is beyond them, and the
+/// nanoseconds of a request outside of steps.
+type Sheet = (u64, GridRows, GridRows, u64);
+
+fn passes((base, prefill, decode, request): Sheet) -> Option<Passes> {
     // Counts ascend from 1: the first column is that of one request alone.
     let single = decode.0.iter().zip(&decode.2).map(|(&context, row)| {
         let cell = row.first().filter(|&&ns| ns < 1 << 31);
@@ -22,7 +25,7 @@ fn passes((base, prefill, decode): (u64, GridRows, GridRows)) -> Option<Passes> 
     });
     let single = single.collect::<Option<Vec<_>>>()?;
     let of = |(contexts, counts, rows): GridRows| Grid::new(contexts, counts, rows);
-    Some(Passes::new(base, of(prefill)?, of(decode)?, Table(single)))
+    Some(Passes::new(base, of(prefill)?, of(decode)?, Table(single), request))
 }
 
 /// `(base, slope)`, or a list of `(context, price)`, in parts of a nanosecond.
@@ -30,9 +33,12 @@ pub(super) fn prices(given: &Bound<'_, PyAny>) -> PyResult<Arc<dyn Cost>> {
     if let Ok((base, slope)) = given.extract::<(u64, u64)>() {
         return Ok(Arc::new(Affine { base, slope }));
     }
-    if let Ok(sheet) = given.extract::<(u64, GridRows, GridRows)>() {
-        let wrong =
-            || bad("price is a base and two tables, whose axes ascend and whose times do not fall");
+    if let Ok(sheet) = given.extract::<Sheet>() {
+        let wrong = || {
+            bad(
+                "price is a base, two tables, whose axes ascend and whose times do not fall, and the time of a request",
+            )
+        };
         return Ok(Arc::new(passes(sheet).ok_or_else(wrong)?));
     }
     let points = given.extract::<Vec<(u64, u64)>>().unwrap_or_default();

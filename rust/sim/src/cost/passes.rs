@@ -4,6 +4,8 @@
 //! prefill of more tokens than the table has is priced as consecutive passes of its largest size.
 //! Cost: O(log points) per pass.
 
+use kvtrie_core::Nanos;
+
 use super::{Cost, Grid, PART_BITS, Span, Table};
 
 /// `base`, and the time beyond it by context and count.
@@ -17,14 +19,16 @@ pub struct Passes {
     decode: Grid,
     /// The first column of `decode`, for one request alone.
     single: Table,
+    request: Nanos,
 }
 
 impl Passes {
     /// A step's fixed nanoseconds, and the nanoseconds beyond them of prefills and decodes.
-    /// `single` are those of one request's decode by context, in parts of a nanosecond.
+    /// `single` are those of one request's decode by context, in parts of a nanosecond; `request`
+    /// the nanoseconds of a request outside of steps.
     #[must_use]
-    pub fn new(base: u64, prefill: Grid, decode: Grid, single: Table) -> Self {
-        Self { base: u128::from(base) << PART_BITS, prefill, decode, single }
+    pub fn new(base: u64, prefill: Grid, decode: Grid, single: Table, request: Nanos) -> Self {
+        Self { base: u128::from(base) << PART_BITS, prefill, decode, single, request }
     }
 }
 
@@ -41,6 +45,10 @@ impl Cost for Passes {
 
     fn decode(&self, count: u64, contexts: u64) -> u128 {
         contexts.checked_div(count).map_or(0, |context| self.decode.at(context, count))
+    }
+
+    fn request(&self) -> Nanos {
+        self.request
     }
 
     fn step(&self, (count, contexts): (u64, u64), prefills: &[Span]) -> u128 {
@@ -69,7 +77,7 @@ mod tests {
         let grid = |rows| Grid::new(vec![0, 100], vec![1, 10], rows).unwrap();
         let decode = grid(vec![vec![0, 90], vec![50, 590]]);
         let single = Table(vec![(0, 0), (100, 50 << PART_BITS)]);
-        Passes::new(1000, grid(vec![vec![0, 500], vec![20, 700]]), decode, single)
+        Passes::new(1000, grid(vec![vec![0, 500], vec![20, 700]]), decode, single, 0)
     }
 
     #[test]

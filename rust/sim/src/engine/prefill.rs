@@ -102,7 +102,7 @@ impl Prefill {
         };
         drop(manager);
         machine.take(now)?;
-        if service.wait == Wait::Layer {
+        if service.wait != Wait::All {
             let coming: Vec<Entered> =
                 prefill.awaited.iter().filter_map(|&id| machine.executor.times(id)).collect();
             prefill.entered(&coming);
@@ -124,6 +124,10 @@ impl Prefill {
                     at = at.saturating_add(times.per_layer);
                 }
             }
+        }
+        if self.wait == Wait::Step {
+            let last = self.there.iter().copied().max().unwrap_or(self.began);
+            self.there.fill(last);
         }
     }
 

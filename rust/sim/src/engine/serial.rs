@@ -46,7 +46,7 @@ impl Running {
         prefill.ready().then(|| match wait {
             Wait::All => now.saturating_add(*compute),
             // Computing goes on from when the request began, layer after layer.
-            Wait::Layer => pipelined(prefill.began(), *compute, prefill.there()),
+            Wait::Layer | Wait::Step => pipelined(prefill.began(), *compute, prefill.there()),
         })
     }
 }
