@@ -155,6 +155,7 @@ sources: $(LOCKED)
 #: bench-sim-store: ## chats on 1 to 64 machines by router, with and without a shared store; ARGS="--quick"
 #: bench-sim-progress: ## coding agents whose tools report when they end: first tokens after a call; ARGS="--sessions FILE"
 #: bench-sim-reading: ## how fast traces are read, by form; ARGS="--quick"
+#: bench-sim-curves: ## the LRU curve in one pass, and a replay per capacity; ARGS="--trace FILE --sessions FILE"
 #: bench-sim-demo: ## the demo's first tokens and their simulation by a profile of this machine; ARGS="--runs 3"
 #: eval-fusion: ## what fusion recovers of a full prefill, on a real model; 40 minutes, resumable; ARGS="--quick"
 #: eval-selective: ## what policies keep of a real model, on text and on facts; resumable; ARGS="--quick"
@@ -163,6 +164,7 @@ sources: $(LOCKED)
 #: eval-train: ## what training under a policy is worth, on a real model; resumable; ARGS="--quick"
 
 ONE_THREAD := bench-fusion bench-selective bench-train bench-sim-demo eval-fusion eval-selective eval-why eval-advise
+MODULE_bench-sim-curves := benches.sim.curves
 MODULE_bench-sim-demo := benches.sim.demo
 MODULE_bench-sim-progress := benches.sim.progress
 MODULE_bench-sim-reading := benches.sim.reading

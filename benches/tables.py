@@ -409,6 +409,30 @@ def sim_reading(record: dict[str, Any]) -> str:
     return grid(heads, lines)
 
 
+def sim_curves(record: dict[str, Any]) -> str:
+    """Time and accuracy of the curve per trace."""
+    rows = record["rows"]
+    return grid(
+        f"Trace {when(record['place'])} | Requests, blocks of prompts | Capacities | One pass, s "
+        "| Two replays, s | Most points off",
+        [
+            (
+                row["what"],
+                f"{row['more']['requests']:,}, {row['more']['blocks']:,}",
+                "{}, {:,} to {:,}".format(
+                    len(row["more"]["capacities"]),
+                    row["more"]["capacities"][0],
+                    row["more"]["capacities"][-1],
+                ),
+                f"{number(row['ours'])}{'' if row['ok'] else ', **missed**'}",
+                number(row["peer"]),
+                f"{row['more']['worst']:.2f}",
+            )
+            for row in rows
+        ],
+    )
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     **{
         name: results(name)
@@ -432,6 +456,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "sim_reading": sim_reading,
     "sharing": sharing,
     "sim_store": sim_store,
+    "sim_curves": sim_curves,
     "policies": lambda record: policies.page(record, grid),
 }
 """By record: the function that renders its table."""
@@ -441,7 +466,7 @@ def page(name: str) -> Path:
     """The page that has the table of a record."""
     if name in {"policies", "sim_progress"}:
         return POLICIES
-    if name in {"sim_store", "sim_reading"}:
+    if name in {"sim_store", "sim_reading", "sim_curves"}:
         return SIMULATOR
     return EVALUATIONS if name in EVALUATED else BENCHMARKS
 

@@ -91,6 +91,7 @@ BENCHES = [
     ("reproductions.__main__", "", set()),
     ("sim.store", "", {"4 machines, locality", "4 machines, score, shared store"}),
     ("sim.reading", "", {"compact", "Mooncake's lines"}),
+    ("sim.curves", "", {"common, lru"}),
     ("sim.progress", "", {"host 100, learned, reports", "goal: host 100, below lru"}),
     ("sharing", "", {"attack: share_after=3, 2 accounts", "attack: share_after=3, 3 accounts"}),
     ("hybrid.__main__", "", {"core three groups: per request"}),
