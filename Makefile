@@ -156,6 +156,7 @@ sources: $(LOCKED)
 #: bench-sim-progress: ## coding agents whose tools report when they end: first tokens after a call; ARGS="--sessions FILE"
 #: bench-sim-reading: ## how fast traces are read, by form; ARGS="--quick"
 #: bench-sim-curves: ## the LRU curve in one pass, and a replay per capacity; ARGS="--trace FILE --sessions FILE"
+#: bench-sim-prefetch: ## coding agents whose tools declare their ends: host memory that prefetched blocks hold; ARGS="--sessions FILE"
 #: bench-sim-demo: ## the demo's first tokens and their simulation by a profile of this machine; ARGS="--runs 3"
 #: eval-fusion: ## what fusion recovers of a full prefill, on a real model; 40 minutes, resumable; ARGS="--quick"
 #: eval-selective: ## what policies keep of a real model, on text and on facts; resumable; ARGS="--quick"
@@ -168,6 +169,7 @@ MODULE_bench-sim-curves := benches.sim.curves
 MODULE_bench-sim-demo := benches.sim.demo
 MODULE_bench-sim-progress := benches.sim.progress
 MODULE_bench-sim-reading := benches.sim.reading
+MODULE_bench-sim-prefetch := benches.sim.prefetch
 MODULE_bench-sim-store := benches.sim.store
 
 # It builds a program of its own.

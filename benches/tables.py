@@ -433,6 +433,43 @@ def sim_curves(record: dict[str, Any]) -> str:
     )
 
 
+def sim_prefetch(record: dict[str, Any]) -> str:
+    """Host memory of prefetched blocks and first tokens after tool calls by room and hint."""
+    names = {
+        "prefetch-now": "`Prefetch` halfway",
+        "progress": "`Progress`",
+        "prefetch": "`Prefetch` with a deadline",
+    }
+    rows = [row for row in record["rows"] if not row["what"].startswith("goal")]
+    late = {row["more"]["host"]: row["ours"] for row in rows if row["more"]["hint"] == "prefetch"}
+    lines = [
+        (
+            f"{more['host']:,}",
+            names[more["hint"]],
+            f"{row['ours']:,.0f}",
+            f"{late[more['host']] / row['ours']:.2f}",
+            f"{more['found_on_host']:.1%}",
+            *(f"{more[name]:.2f}" for name in ("p50_s", "p95_s", "mean_s")),
+        )
+        for row in rows
+        for more in (row["more"],)
+    ]
+    goals = [
+        (
+            row["what"].removeprefix("goal: "),
+            f"≤ {1 / row['goal']:.2f}, p95 within 2%",
+            f"{1 / row['ratio']:.2f}",
+            "reached" if row["ok"] else "missed",
+        )
+        for row in record["rows"]
+        if row["what"].startswith("goal")
+    ]
+    heads = "Host, blocks | Hint | Held, GB·s | Late / this | Found on `host`"
+    rows_of = grid(f"{heads} | p50, s | p95, s | Mean, s", lines)
+    compared = grid("`Prefetch` with a deadline | Goal | Measured | ", goals)
+    return f"{rows_of}\n\n{compared}"
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     **{
         name: results(name)
@@ -454,6 +491,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "selective_eval": selective_eval,
     "sim_progress": sim_progress,
     "sim_reading": sim_reading,
+    "sim_prefetch": sim_prefetch,
     "sharing": sharing,
     "sim_store": sim_store,
     "sim_curves": sim_curves,
@@ -464,7 +502,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
 
 def page(name: str) -> Path:
     """The page that has the table of a record."""
-    if name in {"policies", "sim_progress"}:
+    if name in {"policies", "sim_progress", "sim_prefetch"}:
         return POLICIES
     if name in {"sim_store", "sim_reading", "sim_curves"}:
         return SIMULATOR

@@ -178,6 +178,7 @@ REQUIRED = {
         "lookup_many": {"tokens": [TOKENS]},
         "mark": {"tokens": TOKENS, "tier": 1, "present": True},
         "moves": {},
+        "next_due": {},
         "parts_above": {"tokens": TOKENS, "tier": 1},
         "pin_copies": {"blocks": [], "tier": 1},
         "policies": {},

@@ -93,6 +93,7 @@ BENCHES = [
     ("sim.reading", "", {"compact", "Mooncake's lines"}),
     ("sim.curves", "", {"common, lru"}),
     ("sim.progress", "", {"host 100, learned, reports", "goal: host 100, below lru"}),
+    ("sim.prefetch", "", {"host 100, prefetch", "goal: host 100, below progress"}),
     ("sharing", "", {"attack: share_after=3, 2 accounts", "attack: share_after=3, 3 accounts"}),
     ("hybrid.__main__", "", {"core three groups: per request"}),
     pytest.param("fusion", "", {"prefix reuse", "fusion, disk"}, marks=pytest.mark.engine),

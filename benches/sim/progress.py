@@ -43,13 +43,15 @@ PLAYED = (("lru", False), ("lru", True), ("learned", False), ("learned", True))
 GOALS = {"lru": 1 / 0.8, "learned": 1 / 0.9}
 
 
-def settings(
-    trace: dict[str, Any], gpu: int, host: int, policy: str, reports: int
+LANE = {"bytes_per_s": 32e9}
+
+
+def machine(
+    trace: dict[str, Any], policy: str, tiers: Sequence[dict[str, Any]]
 ) -> SimulationConfig:
     """Qwen3-Coder-30B-A3B on eight B200, with rooms in blocks of 64 tokens."""
-    lane = {"bytes_per_s": 32e9}
     tables: dict[str, Any] = {
-        "trace": {**trace, "reports": {"number": reports, "error": ERROR}},
+        "trace": trace,
         "model": {"layers": 48, "kv_heads": 4, "head_dim": 128, "query_heads": 32, "tp": 8},
         "manager": {"block_tokens": BLOCK, "policy": policy},
         "engine": {"kind": "continuous"},
@@ -59,12 +61,21 @@ def settings(
             "active_parameters": 3.3e9,
             "device": "B200",
         },
-        "tiers": [
-            {"kind": "gpu", "blocks": gpu, "write": "through"},
-            {"kind": "host", "blocks": host, "write": "through", "read": lane, "store": lane},
-        ],
+        "tiers": tiers,
     }
     return config_of(tables, Path())
+
+
+def settings(
+    trace: dict[str, Any], gpu: int, host: int, policy: str, reports: int
+) -> SimulationConfig:
+    """A machine without a disk, whose tools report."""
+    tiers = [
+        {"kind": "gpu", "blocks": gpu, "write": "through"},
+        {"kind": "host", "blocks": host, "write": "through", "read": LANE, "store": LANE},
+    ]
+    reporting = {"number": reports, "error": ERROR}
+    return machine({**trace, "reports": reporting}, policy, tiers)
 
 
 def first_tokens(config: SimulationConfig) -> tuple[list[int], dict[str, Any]]:
@@ -147,6 +158,17 @@ def played_rows(
     return goals(rows)
 
 
+def window(sessions: Path, folder: Path, minutes: tuple[int, int]) -> Path:
+    """Write the part of a recording between two minutes to a folder."""
+    first, end = (minute * 60_000_000_000 for minute in minutes)
+    played = (
+        replace(one, at=one.at - first) for one in iter_trace(sessions) if first <= one.at < end
+    )
+    path = folder / "sessions.jsonl"
+    write_trace(path, played)
+    return path
+
+
 def main() -> int:
     """Play, report, record."""
     parser = options(__doc__, OUT)
@@ -160,11 +182,7 @@ def main() -> int:
         trace, gpu, hosts = {"format": "mooncake", "hash_tokens": BLOCK}, GPU, HOSTS
     with tempfile.TemporaryDirectory() as folder:
         if not given.quick:
-            trace["path"] = str(Path(folder) / "sessions.jsonl")
-            first, end = (minute * 60_000_000_000 for minute in WINDOW)
-            recorded = iter_trace(Path(given.sessions))
-            played = (replace(one, at=one.at - first) for one in recorded if first <= one.at < end)
-            write_trace(Path(trace["path"]), played)
+            trace["path"] = str(window(Path(given.sessions), Path(folder), WINDOW))
         rows = played_rows(trace, gpu, hosts, quiet=given.json)
     if not keep(given, document(place(), rows)):
         show(rows)

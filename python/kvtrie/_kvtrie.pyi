@@ -760,6 +760,14 @@ class BlockManager:
                 then. A lease or a session that is not there is no error but answered "rejected".
         """
 
+    def next_due(self) -> int | None:
+        """Return the time at which loads that wait are due.
+
+        Call `hint` then; without a hint will do. Loads wait for their latest start after `Prefetch`
+        with a deadline and after `Progress`. Other calls may change the time. None if no load
+        waits.
+        """
+
     def sort_versions(
         self,
         keep: Iterable[str],
@@ -2827,6 +2835,7 @@ class Simulation:
         objective: Literal["cost", "balanced", "hits"] = "cost",
         resume: ResumePoints | None = None,
         remote: Literal["all", "local"] | None = None,
+        reports: tuple[Literal["progress", "prefetch", "prefetch-now"], int, bool] | None = None,
     ) -> Self:
         """Make machines without a block.
 
@@ -2888,6 +2897,8 @@ class Simulation:
                 `blocks`; a machine finds there "all" blocks, those that others wrote the latency of
                 `read` after they were written, or "local", its own. Lanes with `shares` are one
                 queue of all machines. None: a tier 'remote' belongs to one machine.
+            reports: the hint that a tool's report becomes, the tier on which the session's blocks
+                are wanted, and whether they go to the last tier when the tool begins.
 
         Raises:
             ConfigError: settings that contradict each other.
@@ -2972,6 +2983,12 @@ class Simulation:
 
     def tiers(self) -> list[tuple[int, int, int, int, int]]:
         """Per tier, over all machines: blocks and tokens hit; evicted clean, demoted, dropped."""
+
+    def prefetched_byte_s(self) -> list[int]:
+        """Per tier, over all machines: byte-seconds that prefetched blocks waited for a first use.
+
+        A block waits from its arrival on; on the first tier nothing is counted.
+        """
 
     def lanes(self) -> dict[str, tuple[int, int, int]]:
         """Bytes, busy ns, and ns waited for the transmissions before, of each lane, in all."""

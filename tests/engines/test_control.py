@@ -144,6 +144,21 @@ def test_progress_of_a_tool_brings_its_session_from_disk_in_time(served):
     assert ask(control, "GET", "/stats")[1]["commands"]["failed"] == 0
 
 
+def test_a_prefetch_with_a_deadline_begins_with_a_later_step(served):
+    engine, control = served
+    manager, text = engine.manager, list(range(48))
+    manager.mark(text, 2, present=True, now=1)
+    assert ask(control, "POST", "/prefetch", {"tokens": text, "deadline_s": 60})[0] == 202
+    engine.commands.apply(manager, "", 2)
+    assert not len(manager.moves())
+    while (due := manager.next_due()) is not None:
+        assert due > 50 * 10**9
+        manager.hint([], now=due - 1)
+        assert not len(manager.moves())
+        manager.hint([], now=due)
+    assert manager.moves().dst.tolist() == [1] * 3
+
+
 def test_reset_is_left_to_the_engine(served):
     engine, control = served
     assert not engine.commands.apply(engine.manager, "", 1)
@@ -271,6 +286,8 @@ def test_each_data_parallel_rank_has_its_own_socket():
         ("/drop", {"session": "a"}, "drop is about tokens"),
         ("/progress", {"session": "a"}, "eta_s is None"),
         ("/progress", {"session": "a", "eta_s": -1}, "eta_s is -1"),
+        ("/prefetch", {"session": "a", "deadline_s": -1}, "deadline_s is -1"),
+        ("/release", {"session": "a", "deadline_s": 1}, "release has no 'deadline_s'"),
         ("/progress", {"tokens": [1], "eta_s": 1}, "progress is about a session"),
         ("/release", {"session": "a", "eta_s": 1}, "release has no 'eta_s'"),
         ("/reset", {"session": "a"}, "reset has no 'session': {} wanted"),

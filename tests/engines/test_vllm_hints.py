@@ -20,7 +20,7 @@ def action(kind, payload, version="1.0"):
 
 def advice(*actions, session="chat"):
     envelope = SimpleNamespace(protocol_version="0.1", message_id="m", actions=list(actions))
-    return envelope_hints(envelope, TOKENS, Scope(), session)
+    return envelope_hints(envelope, TOKENS, Scope(), session, now=7)
 
 
 def test_actions_of_an_envelope_become_hints():
@@ -59,6 +59,13 @@ def test_actions_of_an_envelope_become_hints():
     assert advice(action("kv.release", {"session_id": "chat"})).end
 
 
+def test_the_deadline_of_a_prefetch_counts_from_now():
+    [at_once, late] = advice(
+        action("kv.prefetch", {"session_id": "next"}), action("kv.prefetch", {"deadline": 1.5})
+    ).hints
+    assert (at_once.deadline, late.deadline) == (None, 1_500_000_007)
+
+
 @pytest.mark.parametrize(
     ("kind", "payload", "message"),
     [
@@ -74,6 +81,8 @@ def test_actions_of_an_envelope_become_hints():
         ("kv.retain", {"directives": [{"covers_output": True, "priority": 3, "end": 4}]}, "range"),
         ("kv.retain", {"directives": ["all"]}, "an object wanted"),
         ("kv.prefetch", {"session_id": 3}, "session"),
+        ("kv.prefetch", {"deadline": -1}, "deadline is -1"),
+        ("kv.release", {"deadline": 1}, "it has no 'deadline'"),
         ("kv.progress", {}, "eta is None"),
         ("kv.progress", {"eta": -1}, "eta is -1"),
     ],

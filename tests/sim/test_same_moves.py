@@ -5,7 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from kvtrie import BlockManager, Cost, Lane, ModelShape, Prefetch, Progress, Release, Tier
+from kvtrie import (
+    BlockManager,
+    Cost,
+    Demote,
+    Lane,
+    ModelShape,
+    Prefetch,
+    Progress,
+    Release,
+    Tier,
+)
 from kvtrie.errors import ConfigError, NoSpaceError
 from kvtrie.sim.config import SimulationConfig, TraceSource
 from kvtrie.sim.figures import figures_of
@@ -91,6 +101,9 @@ def drawn(dice):
             reports = [(0, more.choice((0, 500, 3000))), (more.randint(1, 1000), 1000)]
             about["tool"] = (now + more.choice((0, 99, 90_000)), reports)
         requests.append((now, chats[chat], len(chats[chat]), dice.randint(0, 3), session, about))
+    if len(tiers) == 2:
+        hint = more.choice(("progress", "prefetch", "prefetch-now"))
+        manager["reports"] = (hint, 0, more.random() < 0.5)
     # The same numbers are times to think where clients wait for answers.
     manager["clients"] = dice.choice((None, None, None, 1, 3))
     return config, requests
@@ -117,6 +130,8 @@ HINTS = {
     "prefetch": lambda tokens: Prefetch(tokens=tokens),
     "end": lambda session: Release(session=session),
     "progress": lambda session, eta: Progress(session=session, eta=eta),
+    "bring": lambda session, deadline: Prefetch(session=session, deadline=deadline),
+    "demote": lambda session: Demote(session=session, tier="host"),
 }
 
 
@@ -125,6 +140,8 @@ def from_peers(manager, name, rest):
     if name in HINTS:
         *about, now = rest
         manager.hint([HINTS[name](*about)], now=now)
+    elif name == "loads-due":
+        manager.hint([], now=rest[0])
     elif name == "mark":
         tokens, tier, skip, first, ready, fits, now = rest
         try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtrie import ConfigError
+from kvtrie import ConfigError, Lane, Tier
 from kvtrie.sim.config import config_of
 from kvtrie.sim.run import open_simulation, run_config
 from kvtrie.sim.sessions import Reports, Tenants, last_ones, with_sessions
@@ -72,6 +72,40 @@ def test_tools_report_to_the_manager_that_served_their_session():
             assert waits[rest[0]] <= 3
     assert len(said) > 60
     assert len(said) % 3 == 0
+
+
+def paused(hint):
+    """Calls and figures of chats whose blocks are on disk while a tool runs."""
+    config = settings(
+        reports={"number": 2, "error": 0, "hint": hint, "tier": "host", "demote": True}
+    )
+    gpu, host = config.tiers
+    disk = Tier("disk", blocks=4000, owner="none", read=Lane("disk read", 1e8))
+    tiers = (replace(gpu, blocks=200), replace(host, blocks=150), disk)
+    simulation = open_simulation(replace(config, tiers=tiers), logged=True)
+    figures = run_config(replace(config, tiers=tiers), simulation=simulation)
+    return simulation.log(0), figures
+
+
+def test_blocks_that_are_prefetched_late_are_found_and_held_for_a_shorter_time():
+    held, found = {}, {}
+    for hint in ("prefetch-now", "progress", "prefetch"):
+        calls, figures = paused(hint)
+        names = [call[0] for call in calls]
+        assert names.count("demote") > 20
+        assert ("loads-due" in names) == (hint != "prefetch-now")
+        bring = [call for call in calls if call[0] == "bring"]
+        assert all((call[2] is None) == (hint == "prefetch-now") for call in bring)
+        held[hint] = figures["tiers"][1]["prefetched_byte_s"]
+        found[hint] = figures["hit_tokens"]["host"]
+    assert 0 < 2 * held["prefetch"] < held["progress"] < held["prefetch-now"]
+    assert found["prefetch"] > found["prefetch-now"]
+
+
+def test_reports_name_a_tier_that_is_there():
+    config = settings(reports={"number": 1, "tier": "disk"})
+    with pytest.raises(ConfigError, match=r"reports\.tier is 'disk', one of gpu, host wanted"):
+        run_config(config)
 
 
 def test_sessions_keep_their_tenant_and_requests_without_one_are_drawn():

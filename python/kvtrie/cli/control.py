@@ -46,6 +46,10 @@ def _ctl_arguments(parser: argparse.ArgumentParser) -> None:
             send.add_argument("--ranges", metavar="JSON", help='as a request has "retain"')
         if name == "progress":
             send.add_argument("--eta", metavar="S", type=float, help="seconds until it goes on")
+        if name == "prefetch":
+            send.add_argument(
+                "--deadline", metavar="S", type=float, help="seconds until the blocks are wanted"
+            )
 
 
 def _read(given: argparse.Namespace) -> int:
@@ -64,6 +68,8 @@ def _send(given: argparse.Namespace) -> int:
         body["retain"] = json_of(given.ranges, "--ranges is no JSON")
     if getattr(given, "eta", None) is not None:
         body["eta_s"] = given.eta
+    if getattr(given, "deadline", None) is not None:
+        body["deadline_s"] = given.deadline
     body = {name: value for name, value in body.items() if value is not None}
     sys.stdout.write(json.dumps(ask(given.socket, f"/{given.action}", json.dumps(body))) + "\n")
     return 0

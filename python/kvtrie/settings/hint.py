@@ -161,6 +161,8 @@ class Release:
 class Prefetch:
     """Brings the cached blocks of a path up to a tier, ahead of a request.
 
+    With a deadline the loads begin as late as the lanes allow: `BlockManager.next_due` returns the
+    time for the next call of `hint`. A request that comes before loads the blocks at once.
     At most a quarter of a tier is on its way unasked.
 
     Attributes:
@@ -168,8 +170,8 @@ class Prefetch:
         lease: the path of a lease, or its id.
         session: the path of a conversation.
         tier: where to, by kind or index; any but the last one.
-        deadline: blocks that would be there later are not brought; a time of the manager's clock in
-            nanoseconds.
+        deadline: when the blocks are wanted, a time of the manager's clock in nanoseconds. Blocks
+            that would be there later are not brought. None begins at once.
         scope: whose blocks, with `tokens`, or whose session.
 
     Raises:
@@ -291,7 +293,8 @@ class Progress:
     Each hint replaces the session's one before, until the session's next request. A policy that
     learns ranks the session's blocks by the time that is left, so that blocks of a session that
     comes later leave first. The blocks are loaded to `tier` in time, by the first call of
-    `Lease.release` or `hint` after the time at which the loads are to begin.
+    `Lease.release` or `hint` after the time at which the loads are to begin, which
+    `BlockManager.next_due` returns.
 
     Attributes:
         session: the conversation whose tool runs.

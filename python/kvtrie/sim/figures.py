@@ -167,9 +167,14 @@ def _tiers(
             "clean": clean,
             "demoted": demoted,
             "dropped": dropped,
+            "prefetched_byte_s": held,
         }
-        for tier, room, (hits, _, clean, demoted, dropped) in zip(
-            config.tiers, config.rooms(), simulation.tiers(), strict=True
+        for tier, room, (hits, _, clean, demoted, dropped), held in zip(
+            config.tiers,
+            config.rooms(),
+            simulation.tiers(),
+            simulation.prefetched_byte_s(),
+            strict=True,
         )
     ]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvtrie._kvtrie import Simulation
+from kvtrie.errors import ConfigError
 from kvtrie.sim.config.goals import Goals
 from kvtrie.sim.decisions import by_name
 from kvtrie.sim.figures import Counts, figures_of
@@ -43,6 +44,14 @@ def open_simulation(config: SimulationConfig, *, logged: bool = False) -> Simula
         more["machines"] = [
             (one.tiers, one.price, one.cost) for one in config.machines for _ in range(one.count)
         ]
+    reports = config.trace.reports
+    if reports.number:
+        kinds = [tier.kind for tier in config.tiers]
+        if reports.tier not in kinds:
+            raise ConfigError(
+                f"trace.reports.tier is {reports.tier!r}, one of {', '.join(kinds)} wanted"
+            )
+        more["reports"] = (reports.hint, kinds.index(reports.tier), reports.demote)
     return Simulation(
         config.model,
         config.tiers,

@@ -10,10 +10,10 @@ import hashlib
 import math
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
 
 from kvtrie.errors import ConfigError
-from kvtrie.settings.argument import put, real, whole
+from kvtrie.settings.argument import flag, put, real, whole, word
 from kvtrie.settings.scope import Scope
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from kvtrie.sim.readers.rows import AnyRow, More, RowWithMore
 
 __all__ = ["Reports", "Tenants", "last_ones", "with_sessions"]
+
+ReportHint: TypeAlias = Literal["progress", "prefetch", "prefetch-now"]
+ReportTier: TypeAlias = Literal["gpu", "host", "disk", "remote"]
 
 _MOST_REPORTS = 100
 _MOST_TENANTS = 2**20
@@ -37,10 +40,17 @@ class Reports:
     Attributes:
         number: reports of a tool; 0 for none.
         error: standard deviation of the logarithm of the factor.
+        hint: the hint that a report becomes: "progress"; "prefetch", by the time at which the tool
+            will have ended; or "prefetch-now", at once.
+        tier: kind of the tier on which the session's blocks are wanted.
+        demote: whether a tool that begins sends `Demote` to the last tier.
     """
 
     number: int = 0
     error: float = 0.5
+    hint: ReportHint = "progress"
+    tier: ReportTier = "gpu"
+    demote: bool = False
 
     def __post_init__(self) -> None:
         """Check all."""
@@ -48,6 +58,9 @@ class Reports:
             self,
             number=whole("number", self.number, 0, _MOST_REPORTS),
             error=real("error", self.error, 0, 10),
+            hint=word("hint", self.hint, get_args(ReportHint)),
+            tier=word("tier", self.tier, get_args(ReportTier)),
+            demote=flag("demote", self.demote),
         )
 
     def of(self, rng: random.Random) -> list[tuple[int, int]]:

@@ -14,6 +14,7 @@ mod finish;
 mod flood;
 mod hints;
 mod holes;
+mod late;
 mod leaving;
 mod liveness;
 mod mark;

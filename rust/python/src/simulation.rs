@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvtrie_core::{DropOrder, Error, LoadMode, Objective, Settings, Structure};
+use kvtrie_sim::call::{ReportHint, Reporting};
 use kvtrie_sim::cost::Affine;
 use kvtrie_sim::directory::Learning;
 use kvtrie_sim::engine::{Kind, Limits, Service, Wait};
@@ -80,13 +81,14 @@ impl Simulation {
         wait=None, router=None, transfer=None, moves_per_job=64, peers=None, engine=None,
         token_budget=2048, max_running=256, token_by_token=false, prefill=1, network=None,
         directory_ns=None, prefetch=None, clients=None, logged=false, objective=Objective::Cost,
-        resume=None, remote=None
+        resume=None, remote=None, reports=None
     ), text_signature = "(model, tiers, *, price, machines=1, block_tokens=16, token_weight=1, \
         policy='learned', cost='default', structure='leaf-only', drop_order='shallow', reuse=True, \
         epsilon=0.015625, load='all', keep=1, wait='all', router='round-robin', \
         transfer='executor', moves_per_job=64, peers=None, engine='serial', token_budget=2048, \
         max_running=256, token_by_token=False, prefill=1, network=None, directory_ns=None, \
-        prefetch='never', clients=None, logged=False, objective='cost', resume=None, remote=None)")]
+        prefetch='never', clients=None, logged=False, objective='cost', resume=None, remote=None, \
+        reports=('progress', 0, False))")]
     fn new(
         model: &Bound<'_, PyAny>,
         tiers: &Bound<'_, PyAny>,
@@ -120,6 +122,7 @@ impl Simulation {
         #[pyo3(from_py_with = settings::objective)] objective: Objective,
         resume: Option<&Bound<'_, PyAny>>,
         remote: Option<&Bound<'_, PyAny>>,
+        reports: Option<(Bound<'_, PyAny>, usize, bool)>,
     ) -> PyResult<Self> {
         let tiers = settings::tiers(tiers)?;
         let given =
@@ -191,6 +194,15 @@ impl Simulation {
         let mut run = Run::new(config).map_err(raise)?;
         if word(prefetch, "prefetch", ["never", "arrival"])? {
             run.prefetch();
+        }
+        if let Some((hint, tier, demote)) = reports {
+            let hints = [
+                ("progress", ReportHint::Progress),
+                ("prefetch", ReportHint::Late),
+                ("prefetch-now", ReportHint::Early),
+            ];
+            let hint = choice(&hint, "reports", &hints)?;
+            run.report_as(Reporting { hint, tier, demote }).map_err(raise)?;
         }
         run.close(clients.map_or(0, |clients| clients.0));
         Ok(Self { run: Mutex::new(Some(run)), tiers: tiers.len() })
@@ -307,6 +319,11 @@ impl Simulation {
             }
             Ok(tiers)
         })
+    }
+
+    /// Per tier, over all machines: byte-seconds that prefetched blocks have waited for their first use.
+    fn prefetched_byte_s(&self) -> PyResult<Vec<u64>> {
+        self.look(|run| Ok((0..self.tiers).map(|tier| run.prefetched(tier)).collect()))
     }
 
     /// Bytes, busy nanoseconds and those that transmissions waited for others, of each lane, by name,

@@ -119,6 +119,9 @@ fn again(settings: &Settings, log: &[Call]) -> Result<(), Failure> {
             // One machine has no peers and no shared store.
             Call::End(..)
             | Call::Progress(..)
+            | Call::Bring(..)
+            | Call::Demote(..)
+            | Call::LoadsDue(..)
             | Call::Mark { .. }
             | Call::Clear { .. }
             | Call::Pin(..)

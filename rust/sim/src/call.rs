@@ -51,6 +51,12 @@ pub enum Call {
     End(String, Nanos),
     /// `hint` of when a conversation goes on: the time until then.
     Progress(String, Nanos, Nanos),
+    /// `hint` that a conversation's blocks be brought to memory, at once or by a time.
+    Bring(String, Option<Nanos>, Nanos),
+    /// `hint` that a conversation's blocks go to the last tier.
+    Demote(String, Nanos),
+    /// `hint` without one: loads that wait are due.
+    LoadsDue(Nanos),
     /// `reserve` of a number of tokens, with whether there was room.
     Reserve(LeaseId, usize, bool, Nanos),
     /// `suspend` to the tier below the first.
@@ -101,6 +107,31 @@ pub(crate) struct Report {
     scope: Scope,
     /// The time left that it states.
     left: Nanos,
+    /// Whether it is the tool's first one.
+    first: bool,
+}
+
+/// The hint that a report becomes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReportHint {
+    /// `Progress`.
+    #[default]
+    Progress,
+    /// `Prefetch` by the time that it states.
+    Late,
+    /// `Prefetch` at once.
+    Early,
+}
+
+/// How reports of tools become hints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reporting {
+    /// Which hint.
+    pub hint: ReportHint,
+    /// The tier on which the blocks are wanted.
+    pub tier: TierId,
+    /// Whether the blocks go to the last tier when the tool begins.
+    pub demote: bool,
 }
 
 /// A manager with its log.
@@ -114,6 +145,8 @@ pub struct Calls {
     lacked: u64,
     /// Reports of tools to come, and when.
     reports: Vec<(Nanos, Report)>,
+    /// How they become hints.
+    pub(crate) reporting: Reporting,
 }
 
 impl Calls {
@@ -121,7 +154,8 @@ impl Calls {
     #[must_use]
     pub fn new(manager: Arc<Locked>, load: LoadMode, logged: bool) -> Self {
         let settings = manager.lock().settings().clone();
-        Self { manager, settings, load, log: logged.then(Vec::new), lacked: 0, reports: Vec::new() }
+        let (log, reports, reporting) = (logged.then(Vec::new), Vec::new(), Reporting::default());
+        Self { manager, settings, load, log, lacked: 0, reports, reporting }
     }
 
     /// The manager, to look at.
@@ -359,8 +393,11 @@ impl Calls {
         }
         if let (Some(tool), Some(session)) = (&request.tool, &request.session) {
             let (session, scope) = (session.clone(), request.scope.clone());
-            let report = |left| Report { session: session.clone(), scope: scope.clone(), left };
-            self.reports.extend(tool.reports(now).map(|(at, left)| (at, report(left))));
+            let reports = tool.reports(now).enumerate().map(|(number, (at, left))| {
+                let (session, scope) = (session.clone(), scope.clone());
+                (at, Report { session, scope, left, first: number == 0 })
+            });
+            self.reports.extend(reports);
         }
         Ok(())
     }
@@ -374,13 +411,47 @@ impl Calls {
     ///
     /// # Errors
     /// As [`Manager::hint`].
-    pub(crate) fn progress(&mut self, report: Report, now: Nanos) -> Result<()> {
+    pub(crate) fn report(&mut self, report: Report, now: Nanos) -> Result<()> {
         self.at(now)?;
-        let Report { session, scope, left: eta } = report;
-        let name = session.clone();
-        let hint = Hint::Progress { name, scope, tier: 0, eta };
-        self.manager.call(|manager| manager.hint(&[hint], now))?;
-        self.note(|| Call::Progress(session, eta, now));
+        let Report { session, scope, left: eta, first } = report;
+        let Reporting { hint, tier, demote } = self.reporting;
+        let target = Target::Session { name: session.clone(), scope: scope.clone() };
+        if demote && first {
+            let tier = self.settings.tiers.len() - 1;
+            self.hint(Hint::Demote { target: target.clone(), tier }, now)?;
+            self.note(|| Call::Demote(session.clone(), now));
+        }
+        if hint == ReportHint::Progress {
+            self.hint(Hint::Progress { name: session.clone(), scope, tier, eta }, now)?;
+            self.note(|| Call::Progress(session, eta, now));
+        } else {
+            let deadline = (hint == ReportHint::Late).then(|| now.saturating_add(eta));
+            self.hint(Hint::Prefetch { target, tier, deadline }, now)?;
+            self.note(|| Call::Bring(session, deadline, now));
+        }
+        Ok(())
+    }
+
+    fn hint(&mut self, hint: Hint, now: Nanos) -> Result<()> {
+        self.manager.call(|manager| manager.hint(&[hint], now)).map(drop)
+    }
+
+    /// When loads that wait are due.
+    ///
+    /// # Errors
+    /// As [`Manager::next_due`].
+    pub(crate) fn next_due(&self) -> Result<Option<Nanos>> {
+        self.manager.call(|manager| manager.next_due())
+    }
+
+    /// Begins the loads that are due.
+    ///
+    /// # Errors
+    /// As [`Manager::hint`].
+    pub fn loads_due(&mut self, now: Nanos) -> Result<()> {
+        self.at(now)?;
+        self.manager.call(|manager| manager.hint(&[], now))?;
+        self.note(|| Call::LoadsDue(now));
         Ok(())
     }
 

@@ -22,6 +22,8 @@ pub enum Kind {
     DirectoryUpdate,
     /// A tool reports when it will have ended.
     Report,
+    /// Loads that wait for their latest start are due.
+    LoadsDue,
     /// A request comes in.
     Arrival,
     /// An engine may begin a step.
@@ -51,6 +53,11 @@ impl Events {
         self.0.push(Reverse(event));
     }
 
+    /// Number of events to come.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Takes the next event.
     pub fn pop(&mut self) -> Option<Event> {
         self.0.pop().map(|Reverse(event)| event)
@@ -68,6 +75,7 @@ mod tests {
             Kind::StepEnds,
             Kind::DirectoryUpdate,
             Kind::Report,
+            Kind::LoadsDue,
             Kind::Arrival,
             Kind::StepBegins,
         ];
@@ -85,9 +93,9 @@ mod tests {
         while let Some(event) = events.pop() {
             order.push((event.at, event.kind, event.machine, event.number));
         }
-        assert_eq!(order.len(), 48);
+        assert_eq!(order.len(), 56);
         assert!(order.is_sorted());
         assert_eq!(order[0], (3, Kind::TransmissionEnds, 0, 4));
-        assert_eq!(order[47], (7, Kind::StepBegins, 1, 5));
+        assert_eq!(order[55], (7, Kind::StepBegins, 1, 5));
     }
 }

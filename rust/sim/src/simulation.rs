@@ -17,7 +17,7 @@ use kvtrie_core::{
     BlockEvent, CostModel, Error, LoadMode, Locked, Manager, Nanos, Result, Settings, TierSpec,
 };
 
-use crate::call::Report;
+use crate::call::{Report, Reporting};
 use crate::cost::Cost;
 use crate::decision::{Backlog, Decision};
 use crate::directory::{Directory, Learning};
@@ -87,6 +87,8 @@ struct Server {
     /// How long tokens take on the engine.
     cost: Arc<dyn Cost>,
     fetch: Fetching,
+    /// When it begins loads that wait.
+    due: Option<Nanos>,
 }
 
 /// A run.
@@ -114,6 +116,8 @@ pub struct Simulation {
     /// Blocks in the network, by the number of their transmission.
     fetches: BTreeMap<u64, Fetch>,
     next_fetch: u64,
+    /// Events at which loads are due.
+    due_events: usize,
     /// Reports of tools to come.
     reports: BTreeMap<u64, Report>,
     next_report: u64,
@@ -163,10 +167,8 @@ impl Simulation {
         }
         let shared = remote.is_some().then(|| settings.tiers.len() - 1);
         let queues = Queues::new(network.as_ref(), shared.map(|tier| &settings.tiers[tier]));
-        let network = network.map(|spec| {
-            let queue = queues.of(spec.shares.as_ref());
-            Network::new(spec, queue)
-        });
+        let entered = |spec: PeerSpec| (queues.of(spec.shares.as_ref()), spec);
+        let network = network.map(entered).map(|(queue, spec)| Network::new(spec, queue));
         let remote = remote.zip(settings.tiers.last()).map(|(lookup, tier)| {
             SharedStore::new(RemoteStore::new(tier.blocks as usize, tier.read.latency_ns, lookup))
         });
@@ -214,7 +216,7 @@ impl Simulation {
             if let Some(store) = &remote {
                 machine.share(store.clone());
             }
-            Ok(Server { machine, engine, cost, fetch: Fetching::None })
+            Ok(Server { machine, engine, cost, fetch: Fetching::None, due: None })
         };
         Ok(Self {
             servers: (0..machines).map(server).collect::<Result<_>>()?,
@@ -234,6 +236,7 @@ impl Simulation {
             handoffs,
             fetches: BTreeMap::new(),
             next_fetch: FIRST_FETCH,
+            due_events: 0,
             reports: BTreeMap::new(),
             next_report: 0,
             prefetches: false,
@@ -284,6 +287,13 @@ impl Simulation {
                 self.directory.update(machine, &learned);
                 continue;
             }
+            // The run may end before loads that no request needs.
+            if kind == Kind::LoadsDue {
+                self.due_events -= 1;
+                if self.events.len() == self.due_events {
+                    continue;
+                }
+            }
             if let Some(due) = self.timeline.next_sample(at) {
                 self.sample(due);
             }
@@ -314,9 +324,10 @@ impl Simulation {
                 Kind::Report => {
                     let report = self.reports.remove(&number).expect("it was announced");
                     let machine = &mut self.servers[machine].machine;
-                    machine.calls.progress(report, at)?;
+                    machine.calls.report(report, at)?;
                     machine.take(at)?;
                 }
+                Kind::LoadsDue => self.loads_due(machine)?,
                 Kind::DirectoryUpdate => unreachable!("it is taken above"),
             }
             for mut record in self.settle(machine)? {
@@ -372,7 +383,33 @@ impl Simulation {
         for (kind, at) in engine.take_wakeups() {
             self.events.push(Event { at, kind, machine: number, number: 0 });
         }
+        self.await_loads(number)?;
         self.notify_directory(number)
+    }
+
+    /// Comes back when loads that wait on a machine are due.
+    fn await_loads(&mut self, number: MachineId) -> Result<()> {
+        let server = &mut self.servers[number];
+        let due = server.machine.calls.next_due()?.map(|at| at.max(self.now));
+        if due.is_some() && server.due.is_none_or(|known| due < Some(known)) {
+            let (at, kind) = (due.unwrap_or_default(), Kind::LoadsDue);
+            self.events.push(Event { at, kind, machine: number, number: 0 });
+            server.due = due;
+            self.due_events += 1;
+        }
+        Ok(())
+    }
+
+    /// Begins the loads of a machine that are due.
+    fn loads_due(&mut self, number: MachineId) -> Result<()> {
+        let server = &mut self.servers[number];
+        server.due = None;
+        // Other calls may have put it off.
+        if server.machine.calls.next_due()?.is_some_and(|due| due <= self.now) {
+            server.machine.calls.loads_due(self.now)?;
+            server.machine.take(self.now)?;
+        }
+        Ok(())
     }
 
     /// Runs the consequences on a machine: transmissions that end, and steps. Returns the requests
@@ -409,6 +446,22 @@ impl Simulation {
     /// Without a second tier there is nothing to load.
     pub fn prefetch(&mut self) {
         self.prefetches = self.servers[0].machine.calls.settings().tiers.len() > 1;
+    }
+
+    /// How, from now on, reports of tools become hints.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there is no such tier.
+    pub fn report_as(&mut self, reporting: Reporting) -> Result<()> {
+        let tiers = self.servers[0].machine.calls.settings().tiers.len();
+        if reporting.tier >= tiers {
+            return Err(Error::config(format!(
+                "reports are about tier {}, of {tiers} tiers from 0 on",
+                reporting.tier
+            )));
+        }
+        self.servers.iter_mut().for_each(|server| server.machine.calls.reporting = reporting);
+        Ok(())
     }
 
     /// Keeps, from now on, each step and transmission, or a sample of the tiers every

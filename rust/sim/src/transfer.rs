@@ -6,11 +6,12 @@
 //! sort of what enters together.
 
 mod job;
+mod prefetched;
 
 use std::collections::BTreeMap;
 
 use kvtrie_core::{
-    Kind, LaneId, Lanes, Layers, MoveId, MoveKind, NO_MOVE, Nanos, Settings, Transmission,
+    Kind, LaneId, Lanes, Layers, MoveId, MoveKind, NO_MOVE, Nanos, Settings, TierId, Transmission,
 };
 use rustc_hash::FxHashMap;
 
@@ -19,6 +20,7 @@ use crate::event::MachineId;
 use crate::network::SharedQueue;
 use crate::timeline::{Span, Track};
 use job::{Job, Urgency};
+use prefetched::Prefetched;
 
 /// How moves take their time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -84,6 +86,8 @@ pub struct Executor {
     /// Predicted ends.
     predicted: BTreeMap<Nanos, Vec<MoveId>>,
     next_job: u64,
+    /// Prefetched copies that wait for their first use.
+    prefetched: Prefetched,
     /// Moves that entered a lane since the last `take_entered`, and the transmissions that end,
     /// with their number.
     entered: Vec<Entered>,
@@ -124,6 +128,7 @@ impl Executor {
             running: FxHashMap::default(),
             predicted: BTreeMap::new(),
             next_job: 0,
+            prefetched: Prefetched::default(),
             entered: Vec::new(),
             ends: Vec::new(),
         }
@@ -180,6 +185,10 @@ impl Executor {
 
     /// Takes over moves; `freed` are jobs whose wait has just ended.
     pub fn take(&mut self, handed: &[Handed], freed: Vec<u64>, now: Nanos) {
+        for order in handed {
+            let bytes = self.bytes(order);
+            self.prefetched.handed(order, bytes, now);
+        }
         if self.transfer.mode == Mode::Predicted {
             for order in handed {
                 self.predict(order, now);
@@ -215,10 +224,16 @@ impl Executor {
         };
         let mut freed = Vec::new();
         for id in &moves {
+            self.prefetched.arrived(*id, now);
             self.under_way.remove(id);
             freed.extend(self.behind.remove(id).unwrap_or_default());
         }
         (moves, freed)
+    }
+
+    /// Byte-seconds that prefetched copies have waited on a tier for their first use.
+    pub(crate) fn prefetched(&self, tier: TierId, now: Nanos) -> u64 {
+        self.prefetched.byte_seconds(tier, now)
     }
 
     /// Whether no move is under way or waits.
@@ -306,6 +321,15 @@ impl Executor {
         }
     }
 
+    /// Bytes of a move.
+    fn bytes(&self, order: &Handed) -> u64 {
+        let whole = match order.group {
+            0 => self.layer_bytes * u64::from(order.layers.len()),
+            group => self.slot_bytes[usize::from(group)],
+        };
+        whole * u64::from(order.tokens) / u64::from(self.block_tokens)
+    }
+
     /// A job enters its lane.
     fn enter(&mut self, number: u64, now: Nanos) {
         let Some(job) = self.waiting.remove(&number) else { return };
@@ -314,14 +338,8 @@ impl Executor {
             MoveKind::Load | MoveKind::Copy => self.read[first.src],
             MoveKind::Store => self.store[first.dst],
         };
-        let bytes = job.moves.iter().map(|order| {
-            let whole = match order.group {
-                0 => self.layer_bytes * u64::from(order.layers.len()),
-                group => self.slot_bytes[usize::from(group)],
-            };
-            whole * u64::from(order.tokens) / u64::from(self.block_tokens)
-        });
-        let times = self.transmit(lane, bytes.sum(), now, first.layers.len());
+        let bytes = job.moves.iter().map(|order| self.bytes(order)).sum();
+        let times = self.transmit(lane, bytes, now, first.layers.len());
         for order in &job.moves {
             self.carried.remove(&order.id);
             let entered = Entered { id: order.id, layers: order.layers, times };

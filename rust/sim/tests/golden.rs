@@ -113,6 +113,9 @@ fn words(call: &Call) -> Vec<String> {
         Call::Release(lease, now) => ("release", vec![*lease, *now]),
         Call::End(_, now) => ("end", vec![*now]),
         Call::Progress(_, eta, now) => ("progress", vec![*eta, *now]),
+        Call::Bring(_, deadline, now) => ("bring", vec![deadline.unwrap_or(0), *now]),
+        Call::Demote(_, now) => ("demote", vec![*now]),
+        Call::LoadsDue(now) => ("loads-due", vec![*now]),
         Call::Reserve(lease, tokens, fits, now) => {
             ("reserve", vec![*lease, *tokens as u64, (*fits).into(), *now])
         }

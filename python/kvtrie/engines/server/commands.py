@@ -40,7 +40,7 @@ _MOST_TOKENS = 1 << 20
 _MOST_TOKEN = 2**32 - 1
 _LONGEST_S = 1e9
 _HIGH = 80  # the priority of `retain` without ranges
-_MORE = {"retain": ("retain", "owner"), "progress": ("eta_s",)}
+_MORE = {"retain": ("retain", "owner"), "progress": ("eta_s",), "prefetch": ("deadline_s",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ class Command:
         salt: the `cache_salt` of the requests whose blocks are meant.
         ranges: what `retain` keeps.
         owner: the author of the ranges; None is the session.
-        eta_ns: time until the session's next request, of `progress`.
+        eta_ns: time until the session's next request, of `progress`; time until the blocks are
+            wanted, of `prefetch`; None for at once.
     """
 
     kind: Kind
@@ -63,13 +64,14 @@ class Command:
     salt: str
     ranges: tuple[RetainedRange, ...] = ()
     owner: str | None = None
-    eta_ns: int = 0
+    eta_ns: int | None = None
 
 
 def read_command(kind: str, body: object) -> Command:
     """Check a command: `{"session": ...}` or `{"tokens": [...]}`, with `cache_salt`.
 
-    `retain` has `retain` and `owner` as well, `progress` has `eta_s`. The body of `reset` is `{}`.
+    `retain` has `retain` and `owner` as well, `progress` has `eta_s`, `prefetch` may have
+    `deadline_s`. The body of `reset` is `{}`.
 
     Args:
         kind: its name.
@@ -103,9 +105,10 @@ def read_command(kind: str, body: object) -> Command:
     salt = text("cache_salt", given.get("cache_salt") or "")
     tokens = None if session is not None else _tokens(given["tokens"])
     owner = None if given.get("owner") is None else session_name("owner", given["owner"])
-    eta = 0
-    if kind == "progress":
-        eta = round(real("eta_s", given.get("eta_s"), 0, _LONGEST_S) * 1e9)
+    eta = None
+    if kind == "progress" or given.get("deadline_s") is not None:
+        name = "eta_s" if kind == "progress" else "deadline_s"
+        eta = round(real(name, given.get(name), 0, _LONGEST_S) * 1e9)
     return Command(kind, session, tokens, salt, ranges if kind == "retain" else (), owner, eta)
 
 
@@ -206,8 +209,9 @@ def _apply(manager: BlockManager, command: Command, scope: Scope, now: int) -> N
     if command.kind == "release":
         manager.hint([Release(**about)], now=now)
     elif command.kind == "prefetch":
-        manager.hint([Prefetch(tier="host", **about)], now=now)
-    elif command.kind == "progress" and command.session is not None:
+        deadline = None if command.eta_ns is None else now + command.eta_ns
+        manager.hint([Prefetch(tier="host", deadline=deadline, **about)], now=now)
+    elif command.session is not None and command.eta_ns is not None:
         hint = Progress(session=command.session, eta=command.eta_ns, tier="host", scope=scope)
         manager.hint([hint], now=now)
     elif command.kind == "retain":

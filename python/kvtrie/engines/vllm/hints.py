@@ -61,6 +61,7 @@ def envelope_hints(
     tokens: NDArray[np.uint32],
     scope: Scope | None,
     session: str | None,
+    now: int = 0,
 ) -> EnvelopeHints:
     """The advice of a request's envelope.
 
@@ -69,6 +70,7 @@ def envelope_hints(
         tokens: the request's prompt.
         scope: the scope of its blocks.
         session: the conversation that it belongs to.
+        now: the time from which the deadline of a prefetch counts.
     """
     advice = EnvelopeHints()
     actions = cast("object", envelope.actions)
@@ -80,7 +82,7 @@ def envelope_hints(
             advice.strange.append(f"{len(envelope.actions)} actions, the first {at} are read")
             break
         try:
-            _serve(action, advice, tokens, scope, session)
+            _serve(action, advice, tokens, scope, session, now=now)
         except (KvtrieError, TypeError, ValueError, AttributeError) as error:
             kind = shown(getattr(action, "action_type", None))
             advice.strange.append(f"{kind}: {error}")
@@ -115,6 +117,8 @@ def _serve(
     tokens: NDArray[np.uint32],
     scope: Scope | None,
     session: str | None,
+    *,
+    now: int,
 ) -> None:
     kind, version = str(action.action_type), str(action.action_version)
     if kind not in (*_SERVED, *_RELEASES):
@@ -133,11 +137,16 @@ def _serve(
         _check_keys(payload, ("session_id", "eta"))
         advice.hints.append(_progress(payload, scope, session))
         return
-    _check_keys(payload, ("session_id",))
+    _check_keys(payload, ("session_id", "deadline") if kind == "kv.prefetch" else ("session_id",))
     named = _session("session_id", payload.get("session_id"))
     if kind == "kv.prefetch":
         prompt = tokens.copy() if named is None else None
-        advice.hints.append(Prefetch(tokens=prompt, session=named, tier="host", scope=scope))
+        deadline = None
+        if payload.get("deadline") is not None:
+            deadline = now + round(real("deadline", payload["deadline"], 0, _LONGEST_S) * 1e9)
+        advice.hints.append(
+            Prefetch(tokens=prompt, session=named, tier="host", deadline=deadline, scope=scope)
+        )
     elif named is None or named == session:
         if session is None:
             raise ConfigError("neither the request nor the action names a session")

@@ -101,7 +101,8 @@ class Requests:
         if request.priority:
             hints.append(priority_hint(request.priority, tokens, waiting.scope, waiting.session))
         if (envelope := getattr(request, "kv_hints", None)) is not None:  # from 0.31 on
-            advice = envelope_hints(envelope, tokens, waiting.scope, waiting.session)
+            now = self._cache.clock()
+            advice = envelope_hints(envelope, tokens, waiting.scope, waiting.session, now)
             hints += advice.hints
             waiting.ends |= advice.end
             strange += advice.strange

@@ -132,6 +132,9 @@ class SchedulerConnector:
         """Return the workers' orders for the step that vLLM has just scheduled."""
         cache, now = self.cache, self.cache.clock()
         reset = self.commands.apply(cache.manager, cache.identity.weights, now, cache.native)
+        due = cache.manager.next_due()
+        if due is not None and due <= now:
+            cache.manager.hint([], now=now)
         self._end_reset(now)
         self._versions.step(cache.identity.weights, now)
         made = self._orders.make(output, now)

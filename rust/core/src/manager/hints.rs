@@ -13,8 +13,10 @@
 //! ```
 
 mod borders;
+pub(super) mod coming;
 mod demote;
 mod fetch;
+mod late;
 mod pending;
 mod progress;
 mod quota;
@@ -41,6 +43,7 @@ use crate::manager::request::life::session::SessionId;
 use crate::manager::bands::claims::{self, Claims};
 use crate::manager::bands::quotas::Quotas;
 
+use coming::LoadKey;
 use pending::PendingHints;
 
 /// Side tables of hints.
@@ -282,6 +285,7 @@ impl Manager {
     /// Drops the pending hints of a lease that ended, and loads the blocks of expected sessions.
     pub(super) fn end_lease_hints(&mut self, scope: ScopeId, id: LeaseId, now: Nanos) {
         self.hints.pending.end_lease(scope, id);
+        self.sessions.coming.remove(&LoadKey::Lease(id));
         self.bring_expected(now);
     }
 

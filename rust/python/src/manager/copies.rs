@@ -166,6 +166,11 @@ impl BlockManager {
         Ok(replies.into_iter().map(HintReply::from).collect())
     }
 
+    /// The time at which loads that wait are due; None if none waits.
+    fn next_due(&self, py: Python<'_>) -> PyResult<Option<u64>> {
+        self.shared.call(py, |manager| manager.next_due())
+    }
+
     /// Visits blocks, and keeps, retires or drops them by the versions of their scopes.
     #[pyo3(signature = (keep, retire=None, others=None, *, blocks, now, start=None))]
     #[pyo3(text_signature = "($self, keep, retire=(), others='keep', *, blocks, now, start=None)")]

@@ -53,6 +53,9 @@ pub(super) fn call_row<'py>(py: Python<'py>, call: &Call) -> PyResult<Bound<'py,
         Call::Release(lease, now) => ("release", lease, now).into_pyobject(py),
         Call::End(session, now) => ("end", session, now).into_pyobject(py),
         Call::Progress(session, eta, now) => ("progress", session, eta, now).into_pyobject(py),
+        Call::Bring(session, deadline, now) => ("bring", session, deadline, now).into_pyobject(py),
+        Call::Demote(session, now) => ("demote", session, now).into_pyobject(py),
+        Call::LoadsDue(now) => ("loads-due", now).into_pyobject(py),
         Call::Reserve(lease, tokens, fits, now) => {
             ("reserve", lease, tokens, fits, now).into_pyobject(py)
         }

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use kvtrie_core::Nanos;
+use kvtrie_core::{Nanos, TierId};
 
 use super::Simulation;
 use crate::call::Call;
@@ -43,6 +43,13 @@ impl Simulation {
     #[must_use]
     pub fn remote_evicted(&self) -> Option<u64> {
         self.remote.as_ref().map(|store| store.get().evicted())
+    }
+
+    /// Byte-seconds that prefetched blocks have waited on a tier for their first use, from their
+    /// arrival on, over all machines.
+    #[must_use]
+    pub fn prefetched(&self, tier: TierId) -> u64 {
+        self.machines().map(|machine| machine.executor.prefetched(tier, self.now)).sum()
     }
 
     /// The machines, to look at.

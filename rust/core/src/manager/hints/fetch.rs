@@ -6,7 +6,7 @@
 //! request's loads.
 
 use crate::block::{BlockId, Layers, LeaseId, NO_MOVE, NO_SLOT, Part, Place, TierId};
-use crate::hint::{Answer, HintCode, HintReply, Target};
+use crate::hint::{Answer, HintCode, HintReply};
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
 
@@ -33,20 +33,6 @@ enum Fetched {
 }
 
 impl Manager {
-    /// Loads the blocks of a target, first to last.
-    pub(super) fn prefetch(
-        &mut self,
-        target: &Target,
-        tier: TierId,
-        deadline: Option<Nanos>,
-        now: Nanos,
-    ) -> HintReply {
-        match self.target_path(target) {
-            Ok(path) => self.fetch_path(&path, tier, deadline, now),
-            Err(reason) => rejected(reason),
-        }
-    }
-
     /// Loads the blocks of a path, first to last.
     pub(super) fn fetch_path(
         &mut self,

@@ -5,16 +5,16 @@
 //! left, and they are loaded so that they are there in time. Invariant: a session whose next request
 //! has begun is no longer expected. Cost: O(path) per hint.
 
-use crate::block::{BlockId, TierId};
+use crate::block::TierId;
 use crate::hint::{Answer, HintCode, HintReply};
 use crate::manager::Manager;
-use crate::manager::request::life::session::Expected;
 use crate::scope::Scope;
 use crate::time::Nanos;
 
+use super::coming::{Load, LoadKey};
 use super::{accepted, rejected};
 
-/// Loads begin early by the pause divided by this, because estimates are wrong.
+/// Loads end early by the pause divided by this, because estimates are wrong.
 const EARLY: Nanos = 8;
 
 impl Manager {
@@ -33,16 +33,21 @@ impl Manager {
         if path.is_empty() {
             return rejected("no block of the path is cached");
         }
-        let before = self.sessions.expected(id).map(|expected| expected.request);
+        let before = self.sessions.expected(id);
         let request = self.feed.request_after(eta);
         let kept = self.feed.expect(&path, request, before);
         // A reply says nothing of the sessions of other tenants.
         let left = if scope.shares() { 0 } else { kept };
         self.refresh_path(&path);
+        self.sessions.expect(id, request);
         // The last tier has none below to load from.
-        let loads = tier < self.tiers.last();
-        let bring = loads.then(|| (self.load_from(&path, tier, eta, now), tier));
-        self.sessions.expect(id, Expected { request, bring });
+        if tier < self.tiers.last() {
+            // Other loads may be on the lane then, for as long again.
+            let load = Load::unmeasured(tier, now.saturating_add(eta), eta / EARLY, 1);
+            self.let_wait(LoadKey::Session(id), load, &path, now);
+        } else {
+            self.sessions.coming.remove(&LoadKey::Session(id));
+        }
         let blocks = path.len() as u64 - left;
         if scope.shares() {
             return accepted(path.len() as u64);
@@ -56,24 +61,5 @@ impl Manager {
             ),
         };
         HintReply { answer, blocks, left, code, reason }
-    }
-
-    /// When to begin to load a path so that it is on a tier after `eta`.
-    fn load_from(&self, path: &[BlockId], tier: TierId, eta: Nanos, now: Nanos) -> Nanos {
-        let all = self.all_layers();
-        let missing =
-            path.iter().filter(|&&block| self.expected(tier, block) != all).count() as u64;
-        let bytes = self.settings.layer_bytes * u64::from(all.len()) * missing;
-        // Other loads may be on the lane then.
-        let takes = 2 * self.lanes.takes(self.tiers[tier + 1].read, bytes);
-        now.saturating_add(eta.saturating_sub(takes.saturating_add(eta / EARLY)))
-    }
-
-    /// Loads the blocks of sessions that are about to come back.
-    pub(super) fn bring_expected(&mut self, now: Nanos) {
-        while let Some((id, tier)) = self.sessions.next_due(now) {
-            let path = self.path_to(self.sessions.tip(id));
-            self.fetch_path(&path, tier, None, now);
-        }
     }
 }

@@ -19,13 +19,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::block::{BlockId, LeaseId, TierId};
+use crate::block::{BlockId, LeaseId};
 use crate::policy::Needs;
 use crate::scope::ScopeId;
-use crate::time::Nanos;
 use crate::visits;
 
 use crate::manager::Manager;
+use crate::manager::hints::coming::{Coming, LoadKey};
 use crate::manager::request::life::session_lengths::SessionLengths;
 
 /// Id of a session.
@@ -37,15 +37,6 @@ pub(crate) const MOST_IDLE: usize = 8;
 
 /// Value of `ended` while a session has a lease.
 const HELD: u64 = u64::MAX;
-
-/// What is known of the next request of a session that waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Expected {
-    /// Its number, as [`expected_use`](crate::policy::expected_use) encodes it.
-    pub(crate) request: u32,
-    /// When to load its blocks, and to which tier.
-    pub(crate) bring: Option<(Nanos, TierId)>,
-}
 
 /// Conversation: its leases, and the end of its path.
 #[derive(Clone, Debug)]
@@ -60,8 +51,9 @@ struct Session {
     ended: u64,
     /// Whether the user finished it and no request has come since: then its last lease removes it.
     finished: bool,
-    /// The next request, if a hint announced it.
-    next: Option<Expected>,
+    /// The next request, if a hint announced it, as [`expected_use`](crate::policy::expected_use)
+    /// encodes it.
+    next: Option<u32>,
 }
 
 /// Sessions by id, with their indexes.
@@ -74,8 +66,8 @@ pub(crate) struct Sessions {
     tips: BTreeSet<(BlockId, u64, SessionId)>,
     /// Blocks in which more sessions without a lease end than may.
     crowded: BTreeSet<BlockId>,
-    /// When to load the blocks of sessions that are expected.
-    coming: BTreeSet<(Nanos, SessionId)>,
+    /// Loads that wait: of sessions, until their next request, and of others.
+    pub(crate) coming: Coming,
     lengths: SessionLengths,
     next: SessionId,
     ends: u64,
@@ -133,34 +125,28 @@ impl Sessions {
     /// Adds a lease to a session.
     pub(crate) fn hold(&mut self, id: SessionId, lease: LeaseId) {
         self.held.insert((id, lease));
-        self.expect(id, None);
+        self.unexpect(id);
         self.place(id, HELD);
     }
 
     /// The announced next request of a session.
-    pub(crate) fn expected(&self, id: SessionId) -> Option<Expected> {
+    pub(crate) fn expected(&self, id: SessionId) -> Option<u32> {
         self.all.get(&id)?.next
     }
 
-    /// Replaces what is known of a session's next request.
-    pub(crate) fn expect(&mut self, id: SessionId, next: impl Into<Option<Expected>>) {
-        let Some(session) = self.all.get_mut(&id) else { return };
-        let next = next.into();
-        let before = std::mem::replace(&mut session.next, next);
-        if let Some((at, _)) = before.and_then(|before| before.bring) {
-            self.coming.remove(&(at, id));
-        }
-        if let Some((at, _)) = next.and_then(|next| next.bring) {
-            self.coming.insert((at, id));
+    /// Announces the next request of a session.
+    pub(crate) fn expect(&mut self, id: SessionId, request: u32) {
+        if let Some(session) = self.all.get_mut(&id) {
+            session.next = Some(request);
         }
     }
 
-    /// The next session whose blocks are to be loaded by `now`, and the tier; each is returned once.
-    pub(crate) fn next_due(&mut self, now: Nanos) -> Option<(SessionId, TierId)> {
-        let &(_, id) = self.coming.first().filter(|&&(at, _)| at <= now)?;
-        let next = self.expected(id)?;
-        self.expect(id, Expected { bring: None, ..next });
-        Some((id, next.bring?.1))
+    /// Ends what was announced of a session's next request.
+    fn unexpect(&mut self, id: SessionId) {
+        if let Some(session) = self.all.get_mut(&id) {
+            session.next = None;
+        }
+        self.coming.remove(&LoadKey::Session(id));
     }
 
     /// Removes a lease from a session. Returns whether the session ends with it.
@@ -211,7 +197,7 @@ impl Sessions {
 
     /// Removes a session. Returns its length.
     pub(crate) fn end(&mut self, id: SessionId) -> Option<u32> {
-        self.expect(id, None);
+        self.unexpect(id);
         let session = self.all.remove(&id)?;
         if let Some(tip) = session.tip {
             self.tips.remove(&(tip, session.ended, id));
@@ -464,6 +450,8 @@ impl Manager {
     pub(crate) fn audit_sessions(&self, broken: &mut Vec<String>) {
         let holds = |id, lease| self.leases.get(&lease).is_some_and(|l| l.session == Some(id));
         broken.extend(self.sessions.audit(|block| self.trie().alive(block), holds));
+        let alive = |id| self.sessions.all.contains_key(&id);
+        broken.extend(self.sessions.coming.audit(alive, |id| self.leases.contains_key(&id)));
         for lease in self.leases.values() {
             if lease.session.is_some_and(|id| !self.sessions.leases(id).any(|l| l == lease.id)) {
                 broken.push(format!("lease {} has session {:?}", lease.id, lease.session));
