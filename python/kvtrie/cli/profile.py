@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from kvtrie.model.shape import ModelShape
 
-__all__ = ["COMMAND"]
+__all__ = ["COMMAND", "profile_text"]
 
 _REQUESTS = (1, 4, 8)
 
@@ -83,11 +83,11 @@ def _run(given: argparse.Namespace) -> int:
             bar.update(task, description=what, advance=1)
 
         measured = measure(given, on_step)
-    write_output(given.out, _toml(measured))
+    write_output(given.out, profile_text(measured))
     text = (
         json.dumps(measured) + "\n"
         if given.json
-        else _toml(measured) + f"\nWritten to {given.out}.\n"
+        else profile_text(measured) + f"\nWritten to {given.out}.\n"
     )
     sys.stdout.write(text)
     return 0
@@ -250,8 +250,11 @@ def _decodes(
     return {"contexts": table.contexts, "requests": table.tokens, "ns": table.ns}
 
 
-def _toml(measured: dict[str, Any]) -> str:
-    """Plain values first, then a table for each dictionary; strings and numbers read as in JSON."""
+def profile_text(measured: dict[str, Any]) -> str:
+    """Return a profile as TOML.
+
+    Plain values first, then a table for each dictionary; strings and numbers read as in JSON.
+    """
     text = ""
     tables: list[tuple[str, Any]] = []
     for name, value in measured.items():

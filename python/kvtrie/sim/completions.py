@@ -118,7 +118,8 @@ class Server:
         body |= {"stream_options": {"include_usage": True}}
         connection = self._connect()
         times: list[int] = []
-        made, cached = 0, None
+        made = 0
+        cached: int | None = None
         try:
             sent = monotonic_ns()
             reply = self._ask(connection, "/v1/completions", body)
@@ -126,12 +127,12 @@ class Server:
                 now = monotonic_ns()
                 if not line.startswith(b"data:") or b"[DONE]" in line:
                     continue
-                row = json.loads(line.removeprefix(b"data:"))
+                row: dict[str, Any] = json.loads(line.removeprefix(b"data:"))
                 if row.get("choices"):
                     times.append(now)
                 if usage := row.get("usage"):
                     made = usage["completion_tokens"]
-                    details = usage.get("prompt_tokens_details") or {}
+                    details: dict[str, int] = usage.get("prompt_tokens_details") or {}
                     cached = details.get("cached_tokens")
         except ConfigError:
             raise

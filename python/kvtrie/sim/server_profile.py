@@ -11,6 +11,7 @@ and decodes that it times, `repeats` times.
 from __future__ import annotations
 
 import secrets
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -22,12 +23,11 @@ from kvtrie.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvtrie.sim.completions import Answer, Server
+    from kvtrie.sim.completions import Server
 
 __all__ = ["profile_server"]
 
-_DECODED = 24
-_LEAST = 64
+_DECODED, _SINGLES, _LEAST = 24, 3, 64
 
 
 def profile_server(
@@ -45,7 +45,7 @@ def profile_server(
         server: nothing else may ask it meanwhile.
         longest: tokens of the longest prompt.
         requests: how many decode together, ascending from 1.
-        repeats: measurements of each number, of which the median counts.
+        repeats: rounds over all cells; the median of a cell counts.
         vocabulary: prompts have token ids from 0 below it.
         on_step: told what is measured next.
 
@@ -55,45 +55,83 @@ def profile_server(
     """
     if longest < _LEAST:
         raise ConfigError(f"longest is {longest} tokens, at least {_LEAST} wanted")
-    draw = np.random.default_rng(secrets.randbits(64))
-
-    def words(count: int) -> list[int]:
-        return draw.integers(0, vocabulary, count).tolist()
-
-    def first(prompt: Sequence[int]) -> int:
-        return server.answer(prompt, 1).first_ns
-
-    on_step("First requests")
-    for _ in range(2):
-        server.answer(words(longest // 2), 4)
+    cells = _Cells(server, vocabulary)
     contexts, counts = [0, longest // 2], _counts(longest // 2)
-    on_step("Prompts of one token")
-    single = median(first(words(1)) for _ in range(4 * repeats))
-    decode_ns = [
-        [
-            _step_ns(server, [words(max(1, context)) for _ in range(many)], repeats, on_step)
-            for many in requests
-        ]
+    on_step("First requests")
+    server.answer(cells.words(longest // 2), 4)
+    for number in range(repeats):
+        # What disturbs a round is in one value of each cell, not in all values of one.
+        for _ in range(_SINGLES):
+            cells.first_token(0, 1)
+        for context in contexts:
+            for many in requests:
+                on_step(f"Round {number + 1}: answers of {many} requests after {context} tokens")
+                cells.step(context, many)
+            for count in counts:
+                on_step(f"Round {number + 1}: {count} tokens after {context}")
+                cells.first_token(context, count)
+    base = cells.median("step", 0, 1)
+    request_ns = max(0.0, cells.median("first", 0, 1) - base)
+    passes = [
+        [max(base, cells.median("first", context, count) - request_ns) for count in counts]
         for context in contexts
     ]
-    base = decode_ns[0][0]
-    request_ns = max(0, single - base)
-    rows = [[base], []]
-    for row, context in zip(rows, contexts, strict=True):
-        for count in counts[len(row) :]:
-            on_step(f"Prefills of {count} tokens after {context}")
-            times = []
-            for _ in range(repeats):
-                begin = words(context)
-                if begin:
-                    _remember(server, begin, words(1))
-                times.append(first(begin + words(count)))
-            row.append(max(base, median(times) - request_ns))
+    decode = [[cells.median("step", context, many) for many in requests] for context in contexts]
     return {
-        "passes": {"contexts": contexts, "tokens": counts, "ns": _whole(rows)},
-        "decode": {"contexts": contexts, "requests": list(requests), "ns": _whole(decode_ns)},
+        "passes": {"contexts": contexts, "tokens": counts, "ns": _whole(passes)},
+        "decode": {"contexts": contexts, "requests": list(requests), "ns": _whole(decode)},
         "server": {"request_ns": round(request_ns)},
     }
+
+
+class _Cells:
+    """Times of a server, by kind, context and number of tokens or requests."""
+
+    def __init__(self, server: Server, vocabulary: int) -> None:
+        self._server = server
+        self._vocabulary = vocabulary
+        self._draw = np.random.default_rng(secrets.randbits(64))
+        self._times: defaultdict[tuple[str, int, int], list[float]] = defaultdict(list)
+
+    def words(self, count: int) -> list[int]:
+        """A prompt that nobody has asked for."""
+        return self._draw.integers(0, self._vocabulary, count).tolist()
+
+    def median(self, kind: str, context: int, number: int) -> float:
+        """The median of a cell in ns."""
+        times = self._times[kind, context, number]
+        if not times:
+            raise ConfigError(
+                f"{number} answers of {_DECODED} tokens were never made together: ask for fewer "
+                "requests"
+            )
+        return median(times)
+
+    def _cached(self, context: int) -> list[int]:
+        """A prompt that the engine has in its cache, to its last full block."""
+        prompt = self.words(context)
+        if prompt:
+            self._server.answer([*prompt, *self.words(1)], 1)
+        return prompt
+
+    def first_token(self, context: int, count: int) -> None:
+        """Ask for the first token of a prompt, `count` tokens of which are new."""
+        prompt = self._cached(context) + self.words(count)
+        self._times["first", context, count].append(self._server.answer(prompt, 1).first_ns)
+
+    def step(self, context: int, many: int) -> None:
+        """Ask for several answers at once, whose tokens are made in the same steps."""
+        prompts = [self._cached(context) + self.words(1) for _ in range(many)]
+        with ThreadPoolExecutor(many) as threads:
+            answers = list(threads.map(self._server.answer, prompts, [_DECODED] * many))
+        begin = max(answer.parts[0] for answer in answers)
+        end = min(answer.parts[-1] for answer in answers)
+        for answer in answers:
+            together = [at for at in answer.parts if begin <= at <= end]
+            # Parts may come in bursts: their mean distance is that of the steps.
+            if len(together) > 1:
+                step = (together[-1] - together[0]) / (len(together) - 1)
+                self._times["step", context, many].append(step)
 
 
 def _counts(most: int) -> list[int]:
@@ -105,34 +143,3 @@ def _counts(most: int) -> list[int]:
 
 def _whole(rows: list[list[float]]) -> list[list[int]]:
     return [[round(ns) for ns in row] for row in rows]
-
-
-def _remember(server: Server, prompt: list[int], more: list[int]) -> None:
-    """Have a prompt in the engine's cache, to its last full block."""
-    server.answer(prompt + more, 1)
-
-
-def _step_ns(
-    server: Server, prompts: list[list[int]], repeats: int, on_step: Callable[[str], object]
-) -> float:
-    """Nanoseconds of a step in which a token of each prompt's answer is made."""
-    on_step(f"Decodes of {len(prompts)} requests after {len(prompts[0])} tokens")
-    steps: list[float] = []
-    with ThreadPoolExecutor(len(prompts)) as threads:
-        for _ in range(repeats):
-            answers: list[Answer] = list(
-                threads.map(lambda prompt: server.answer(prompt, _DECODED), prompts)
-            )
-            begin = max(answer.parts[0] for answer in answers)
-            end = min(answer.parts[-1] for answer in answers)
-            for answer in answers:
-                together = [at for at in answer.parts if begin <= at <= end]
-                # Parts may come in bursts: their mean distance is that of the steps.
-                if len(together) > 1:
-                    steps.append((together[-1] - together[0]) / (len(together) - 1))
-    if not steps:
-        raise ConfigError(
-            f"{len(prompts)} answers of {_DECODED} tokens were never made together: "
-            "ask for fewer requests"
-        )
-    return median(steps)
