@@ -3,13 +3,13 @@
     make eval-advise
     make eval-advise ARGS="--quick"
 
-Per workload `kvtrie advise` listens to a vLLM server without kvtrie, its events and metrics, and
-predicts host memory of two sizes under two policies. Then servers with these settings answer the
-same workload (`server`). Both count the same requests: those that advice finds in the last third
-of its window, which begins with the request that warms the server. The model is a random one of
-SmolLM2's shape with six layers, `--layers` for others. `--quick` takes a small one, and one setting
-per workload.
-Cost: ten servers of about a minute on two idle cores.
+The step times of a vLLM server are measured first, and `kvtrie advise` gets them. Per workload it
+listens to a server without kvtrie, its events and metrics, and predicts host memory of two sizes
+under two policies. Then servers with these settings answer the same workload (`server`). Both count
+the same requests: those that advice finds in the last third of its window, which begins with the
+request that warms the server. The model is a random one of SmolLM2's shape with six layers,
+`--layers` for others. `--quick` takes a small one, and one setting per workload.
+Cost: eleven servers of about a minute on two idle cores.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ import socket
 import sys
 import tempfile
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benches.engines.__main__ import PYTHON
 from benches.evaluation import Cell, Evaluation, evaluate, lines_of, started, table_of
 from kvtrie import ModelShape
+from kvtrie.cli.profile import profile_text
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -134,6 +135,16 @@ class AdviseEvaluation(Evaluation[Record]):
             self.model = self.folder.name
         return self.model
 
+    @cached_property
+    def profile(self) -> Path:
+        """The step times of a server without kvtrie, in a file."""
+        path = Path(self.folder.name) / "profile.toml"
+        words = ("--model", "none", "--block-tokens", str(BLOCK), "--out", str(path))
+        (lanes,) = lines_of(started("kvtrie", "profile", "--json", *words))
+        (steps,) = lines_of(self.start(next(iter(WORKLOADS)), "--profile"))
+        path.write_text(profile_text(lanes | steps))
+        return path
+
     def start(self, workload: str, *more: str) -> Popen[str]:
         """Start servers of a workload."""
         words = ["--workload", workload, "--model", self.folder_of_model(), "--gpu", str(GPU)]
@@ -156,6 +167,7 @@ class AdviseEvaluation(Evaluation[Record]):
 
     def listened(self, workload: str, _: list[Key]) -> Iterator[Record]:
         """Answer a workload without kvtrie, and let `kvtrie advise` listen."""
+        profile = self.profile
         ports = free_ports(3)
         server = self.start(workload, "--ports", *map(str, ports))
         printed = lines_of(server)
@@ -175,6 +187,7 @@ class AdviseEvaluation(Evaluation[Record]):
             *("--metrics", f"http://127.0.0.1:{ports[2]}/metrics", "--for", "24h"),
             *("--bytes-per-token", str(block // BLOCK), "--disk", "0", "--json"),
             *("--host", ",".join(f"{blocks * block}B" for blocks in HOSTS)),
+            *("--link", str(profile)),
         )
         go(server)
         rows: list[dict[str, Any]] = []

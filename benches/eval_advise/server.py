@@ -4,7 +4,8 @@
 
 One server after the other has the given settings. With `--ports` a single one runs without kvtrie
 and publishes KV events: it waits for a line on standard input before the first request, and for
-another before it ends, and serves metrics until then. Prints a line of JSON per request.
+another before it ends, and serves metrics until then. With `--profile` one without kvtrie is timed
+instead. Prints a line of JSON per request, or the step times.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from benches.eval_advise.workloads import LONGEST, WORKLOADS
+from benches.eval_advise.workloads import LONGEST, WORDS, WORKLOADS
 
 SERVED = Path(__file__).parents[2] / "tests" / "served"
 BLOCK = 32
@@ -28,11 +29,15 @@ def main():
     parser.add_argument("--gpu", type=int, required=True, help="blocks")
     parser.add_argument("--settings", nargs="*", default=[], help="POLICY:BLOCKS of host memory")
     parser.add_argument("--turns", type=int, required=True)
+    parser.add_argument("--profile", action="store_true", help="time the steps")
     parser.add_argument("--ports", type=int, nargs=3, help="of events, their history, and metrics")
     given = parser.parse_args()
     sys.path.insert(0, str(SERVED))
     import servers
 
+    if given.profile:
+        profiled(servers, given)
+        return
     turns = list(WORKLOADS[given.workload](**steps(given)))
     if given.ports:
         listened(servers, given, turns)
@@ -50,6 +55,33 @@ def serve(servers, given, extra, **more):
     """A server whose requests have times."""
     more |= {"max_model_len": LONGEST + 60, "disable_log_stats": False, "block_size": BLOCK}
     return servers.serve(given.model, extra, blocks=given.gpu, **more)
+
+
+def profiled(servers, given):
+    """Show the step times of a server, by its own clock."""
+    from kvtrie.sim.server_profile import profile_server
+
+    with serve(servers, given, None) as server:
+        warm(server.llm)
+        timed = Timed(server.llm)
+        show(profile_server(timed, longest=LONGEST, requests=(1,), vocabulary=WORDS))
+
+
+class Timed:
+    """Answers of vLLM in this process, one at a time, for `profile_server`."""
+
+    def __init__(self, llm):
+        self.llm = llm
+
+    def answer(self, prompt, tokens):
+        """The times of an answer: of its prefill, and evenly of its other tokens."""
+        from kvtrie.sim.completions import Answer
+
+        stats = ask(self.llm, prompt, tokens).metrics
+        begin, first, last = stats.scheduled_ts, stats.first_token_ts, stats.last_token_ts
+        step = (last - first) / max(1, tokens - 1)
+        parts = [round(1e9 * (first - begin + step * at)) for at in range(tokens)]
+        return Answer(0, tuple(parts), tokens, None)
 
 
 def listened(servers, given, turns):
