@@ -162,9 +162,10 @@ sources: $(LOCKED)
 #: eval-selective: ## what policies keep of a real model, on text and on facts; resumable; ARGS="--quick"
 #: eval-why: ## explanations of misses on vLLM servers: sixteen breaks, their causes and tokens; resumable; ARGS="--show"
 #: eval-advise: ## what `kvtrie advise` predicts and what vLLM servers find, in eight settings; resumable; ARGS="--quick"
+#: eval-times: ## first-token times of vLLM servers, and what the simulator predicts; 27 runs of two minutes, resumable; ARGS="--trace FILE --sessions FILE"
 #: eval-train: ## what training under a policy is worth, on a real model; resumable; ARGS="--quick"
 
-ONE_THREAD := bench-fusion bench-selective bench-train bench-sim-demo eval-fusion eval-selective eval-why eval-advise
+ONE_THREAD := bench-fusion bench-selective bench-train bench-sim-demo eval-fusion eval-selective eval-why eval-advise eval-times
 MODULE_bench-sim-curves := benches.sim.curves
 MODULE_bench-sim-demo := benches.sim.demo
 MODULE_bench-sim-progress := benches.sim.progress
@@ -176,8 +177,8 @@ MODULE_bench-sim-store := benches.sim.store
 bench-instructions: $(LOCKED)
 	$(BIN)/python -m benches.instructions $(ARGS)
 
-bench-engines eval-why eval-advise: $(ENGINES)
-bench-engines bench-fusion bench-sim-demo eval-fusion eval-selective eval-train eval-why: $(MODEL)
+bench-engines eval-why eval-advise eval-times: $(ENGINES)
+bench-engines bench-fusion bench-sim-demo eval-fusion eval-selective eval-train eval-why eval-times: $(MODEL)
 bench-sim: target/release/examples/limit
 
 bench-%: $(SHIPPED)

@@ -1,0 +1,1 @@
+"""First-token times of vLLM servers, measured and predicted."""
