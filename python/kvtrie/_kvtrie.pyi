@@ -94,6 +94,7 @@ def page_bytes(slots: list[int]) -> int:
         ConfigError: a slot without bytes, or above 2^56 bytes.
     """
 
+@final
 class HashLines:
     """Reader of the lines of a trace of block hashes, where nothing is unusual.
 
@@ -106,9 +107,7 @@ class HashLines:
         hash_tokens: tokens of a hash, against which lines are checked; None checks none.
     """
 
-    def __init__(
-        self, *, most: int, own: int, room: int, hash_tokens: int | None = None
-    ) -> None: ...
+    def __new__(cls, *, most: int, own: int, room: int, hash_tokens: int | None = None) -> Self: ...
     def row(
         self, line: str
     ) -> (
@@ -2835,7 +2834,11 @@ class Simulation:
         objective: Literal["cost", "balanced", "hits"] = "cost",
         resume: ResumePoints | None = None,
         remote: Literal["all", "local"] | None = None,
-        reports: tuple[Literal["progress", "prefetch", "prefetch-now"], int, bool] | None = None,
+        reports: tuple[Literal["progress", "prefetch", "prefetch-now"], int, bool] = (
+            "progress",
+            0,
+            False,
+        ),
     ) -> Self:
         """Make machines without a block.
 
