@@ -125,7 +125,7 @@ impl Sessions {
     /// Adds a lease to a session.
     pub(crate) fn hold(&mut self, id: SessionId, lease: LeaseId) {
         self.held.insert((id, lease));
-        self.unexpect(id);
+        self.cancel_next(id);
         self.place(id, HELD);
     }
 
@@ -142,7 +142,7 @@ impl Sessions {
     }
 
     /// Ends what was announced of a session's next request.
-    fn unexpect(&mut self, id: SessionId) {
+    fn cancel_next(&mut self, id: SessionId) {
         if let Some(session) = self.all.get_mut(&id) {
             session.next = None;
         }
@@ -197,7 +197,7 @@ impl Sessions {
 
     /// Removes a session. Returns its length.
     pub(crate) fn end(&mut self, id: SessionId) -> Option<u32> {
-        self.unexpect(id);
+        self.cancel_next(id);
         let session = self.all.remove(&id)?;
         if let Some(tip) = session.tip {
             self.tips.remove(&(tip, session.ended, id));
