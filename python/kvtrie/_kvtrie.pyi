@@ -2964,10 +2964,10 @@ class Simulation:
                 session, or a single one without. Then `arrival_ns` is the time to think between the
                 answer before, or 0, and the request.
             on_record: called with each record, in order: `(id, machine, arrival_ns, first_token_ns,
-                end_ns, tokens found per tier, tokens found on a peer, tokens computed, ns waited
-                for copies, ns that computing what was found would have taken per tier and last for
-                the peer, times suspended, tokens of the answer)`; the times of one that did not
-                fit are None, and it has no tiers.
+                end_ns, tokens found per tier, tokens found on a peer, tokens computed, ns in the
+                queue and waited for copies, ns that computing what was found would have taken per
+                tier and last for the peer, times suspended, tokens of the answer)`; the times of
+                one that did not fit are None, and it has no tiers.
             decide: called with each decision of the router, in order: `(id, arrival_ns, chosen,
                 others, regret_ns)`. A machine is `(number, tokens of the prompt that it has, tokens
                 of prompts there that have not ended, cost_ns)`, by exact knowledge. Its cost is the

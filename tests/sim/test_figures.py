@@ -46,3 +46,6 @@ def test_requests_that_pile_up_saturate_a_run(tmp_path, capsys, apart, saturated
     figures, _ = play(config, capsys, "tiers.0.write=never")
     assert figures["saturated"] is saturated
     assert figures["waiting"] == ({"half": 4, "end": 8} if saturated else {"half": 1, "end": 1})
+    # The n-th request waits for 4 us n times.
+    late = 4_000 * sum(range(100)) / figures["end_ns"] if saturated else 0.0
+    assert figures["queue"] == late

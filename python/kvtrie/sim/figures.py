@@ -43,6 +43,7 @@ class Counts:
         hit_tokens: tokens of prompts found, by kind of tier, and from a "peer".
         saved_ns: nanoseconds that computing them would have taken, by the same names.
         computed_tokens: tokens of prompts that were computed.
+        queued_ns: nanoseconds that requests waited for their blocks, in all.
         stalled_ns: nanoseconds that requests waited for copies, in all.
         suspended: number of times that a running request was suspended.
         first_arrival: the first arrival, in ns.
@@ -62,6 +63,7 @@ class Counts:
     hit_tokens: dict[str, int] = field(default_factory=dict[str, int])
     saved_ns: dict[str, int] = field(default_factory=dict[str, int])
     computed_tokens: int = 0
+    queued_ns: int = 0
     stalled_ns: int = 0
     suspended: int = 0
     first_arrival: int = 0
@@ -97,6 +99,7 @@ def figures_of(config: SimulationConfig, simulation: Simulation, counts: Counts)
         "ttft_ns": _spread(counts.ttft),
         "tpot_ns": _spread(counts.per_token),
         "e2e_ns": _spread(counts.whole),
+        "queue": counts.queued_ns / max(1, simulation.now - counts.first_arrival),
         "stalled_ns": counts.stalled_ns,
         "suspended": counts.suspended,
         "end_ns": simulation.now,

@@ -331,7 +331,7 @@ class _Sums:
         _, matched, holes = record[7]
         self.matched += matched
         self.tokens_hit += sum(hits)
-        self.waited_ns += record[8]
+        self.waited_ns += record[8][1]
         spared, block = prompt_cost(matched, self._block), self._block
         if holes:
             spared -= block * (len(holes) + self._alpha * block * float(sum(holes)))

@@ -166,7 +166,7 @@ def play(
 
     def on_record(record: Record) -> None:
         _, _, arrival, first, end, hits, peer, (computed, _, _) = record[:8]
-        stalled, saved, suspended, answer = record[8:]
+        (queued, stalled), saved, suspended, answer = record[8:]
         if not counts.requests:
             counts.first_arrival = arrival
         counts.last_arrival = arrival
@@ -176,6 +176,7 @@ def play(
         else:
             counts.output_tokens += answer
             counts.computed_tokens += computed
+            counts.queued_ns += queued
             counts.stalled_ns += stalled
             counts.suspended += suspended
             for at, tokens in enumerate(hits):

@@ -31,6 +31,8 @@ pub struct Record {
     pub holes: Vec<u32>,
     /// Tokens of the prompt that were computed.
     pub computed: u64,
+    /// Nanoseconds from its arrival until it got its blocks.
+    pub queued: Nanos,
     /// Nanoseconds from its begin to its first token in which it waited for copies and computed
     /// nothing.
     pub stalled: Nanos,

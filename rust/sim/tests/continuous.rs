@@ -33,6 +33,7 @@ fn prefills_share_the_budget_in_the_order_of_arrival() {
     let limits = Limits { token_budget: 128, max_running: 1, ..LIMITS };
     let (records, _) = play(together(one_tier(64), 1, limits, Wait::All), trace);
     assert_eq!(ttft(&records), [64_000, 128_000]);
+    assert_eq!((records[0].queued, records[1].queued), (0, 64_000));
 }
 
 /// A decodes a token per step, and B's prefill has the other 63 places, then one more step.

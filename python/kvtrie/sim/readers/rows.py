@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from kvtrie.settings.scope import Scope
 
-__all__ = ["AnyRow", "Computed", "More", "Record", "RequestRow", "RowWithMore"]
+__all__ = ["AnyRow", "Computed", "More", "Record", "RequestRow", "RowWithMore", "Waited"]
 
 RequestRow: TypeAlias = "tuple[int, NDArray[np.uint32], int, int, str | None]"
 """Arrival in ns, tokens as managers take them, tokens of prompt and answer, session."""
@@ -48,6 +48,9 @@ AnyRow: TypeAlias = "RequestRow | RowWithMore"
 Computed: TypeAlias = tuple[int, int, list[int]]
 """Tokens computed, tokens of the match, blocks of the match that were computed again."""
 
+Waited: TypeAlias = tuple[int, int]
+"""Nanoseconds in the queue, and waited for copies."""
+
 Record: TypeAlias = tuple[
     int,
     int,
@@ -57,7 +60,7 @@ Record: TypeAlias = tuple[
     list[int],
     int,
     Computed,
-    int,
+    Waited,
     list[int],
     int,
     int,

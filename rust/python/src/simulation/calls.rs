@@ -10,10 +10,25 @@ use crate::moves::number_of;
 /// Tokens computed, tokens of the match, and blocks of the match that were computed again.
 type Computed = (u64, usize, Vec<u32>);
 
-/// `(id, machine, arrival, first token, end, hits by tier, peer, computed, stalled, saved by tier and
+/// Nanoseconds in the queue, and waited for copies.
+type Waited = (u64, u64);
+
+/// `(id, machine, arrival, first token, end, hits by tier, peer, computed, waited, saved by tier and
 /// by peers, suspended, tokens of the answer)`.
-pub(super) type Row =
-    (u64, usize, u64, Option<u64>, Option<u64>, Vec<u64>, u64, Computed, u64, Vec<u64>, u64, u64);
+pub(super) type Row = (
+    u64,
+    usize,
+    u64,
+    Option<u64>,
+    Option<u64>,
+    Vec<u64>,
+    u64,
+    Computed,
+    Waited,
+    Vec<u64>,
+    u64,
+    u64,
+);
 
 pub(super) fn row(record: &Record) -> Row {
     (
@@ -25,7 +40,7 @@ pub(super) fn row(record: &Record) -> Row {
         record.hits.clone(),
         record.peer,
         (record.computed, record.matched, record.holes.clone()),
-        record.stalled,
+        (record.queued, record.stalled),
         record.saved.clone(),
         record.suspended,
         record.output,

@@ -65,6 +65,7 @@ impl Prefill {
             id: request.id,
             machine: machine.number,
             arrival: request.arrival,
+            queued: now.saturating_sub(request.arrival),
             computed: request.input - hits.iter().sum::<u64>() - peer,
             hits,
             peer,
