@@ -216,7 +216,8 @@ class TimesEvaluation(Evaluation[Record]):
             rows.append(
                 {"workload": name, "tiers": tiers, "load": load, "requests": len(run.requests)}
                 | {"seen": asdict(seen), "predicted": asdict(figures["all"])}
-                | {"errors": errors(seen, figures["all"]), "queue": run.queue}
+                | {"errors": errors(seen, figures["all"])}
+                | {"queue": [run.queue, guesses["all"].queue]}
                 | {"found": {tier: 100 * run.found[tier] / prompts for tier in found}}
                 | {"off": off, "points": max(map(abs, off.values()))}
                 | {
@@ -253,7 +254,7 @@ class TimesEvaluation(Evaluation[Record]):
             },
             "found": lambda row: " + ".join(f"{share:.1f}" for share in row["found"].values()),
             "points off": lambda row: f"{row['points']:.2f}",
-            "queue": lambda row: f"{row['queue']:.2f}",
+            "queue": lambda row: "{:.2f}, {:.2f}".format(*row["queue"]),
         }
         console.print(table_of("First-token times", columns, document["rows"]))
         for name, value in document["summary"].items():

@@ -68,10 +68,12 @@ class Predicted:
     Attributes:
         requests: its requests, in the order of the trace.
         found: tokens found, by tier.
+        queue: mean number of requests that waited.
     """
 
     requests: Requests
     found: dict[str, int]
+    queue: float
 
 
 def predicted(
@@ -117,7 +119,8 @@ def predicted(
         (line["arrival_ns"] / 1e9, line["first_token_ns"] / 1e9, line["end_ns"] / 1e9, answer)
         for line, answer in zip(lines, answers, strict=True)
     ]
-    return Predicted(requests, {tier: run["hit_tokens"][tier] for tier in TIERS})
+    found = {tier: run["hit_tokens"][tier] for tier in TIERS}
+    return Predicted(requests, found, run["queue"])
 
 
 def rate(played: Predicted) -> float:
