@@ -236,7 +236,7 @@ class BlockingPrefetcher:
         Only a quarter of host memory may be in flight, so the rest is asked for again while the
         prefix grows. Blocks that have come are pinned until then, or later ones would evict them.
         """
-        hint = Prefetch(tokens=path, tier="host", deadline=deadline, scope=scope)
+        hint = Prefetch(tokens=path, tier="host", scope=scope)  # with a deadline it would wait
         manager, ledger, most, prefix = self._manager, self._ledger, -1, PinnedPrefix()
         stats = manager.stats().tiers["host"]
         (host,) = (tier for tier in manager.tiers if tier.kind == "host")
