@@ -169,6 +169,59 @@ def test_every_bench_and_evaluation_of_the_makefile_is_run_or_has_a_record():
         assert module in kept or re.search(rf'"{module}(\.__main__)?"', here), module
 
 
+def test_runs_of_a_recording_are_simulated_with_each_term_and_without(tmp_path):
+    """`make eval-times` without its servers."""
+    package = "eval_times"
+    workloads, predict, compare = (
+        importlib.import_module(f"benches.{package}.{name}")
+        for name in ("workloads", "predict", "compare")
+    )
+    recording, trace = tmp_path / "recording.jsonl", tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": 6e5 + 1e3 * at, "input_length": 0, "output_length": 16 * (2 + at % 3)}
+        | {"hash_ids": [0, *range(1 + 100 * (at % 4), 4 + 100 * (at % 4) + at // 4)]}
+        for at in range(40)
+    ]
+    recording.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    chats = workloads.WORKLOADS["chats"]
+    asks = chats.asks(recording, 24, 10.0)
+    assert [ask.answer for ask in asks[:3]] == [2, 3, 4]
+    assert (asks[0].at, round(asks[-1].at, 6), len({ask.who for ask in asks})) == (0.0, 10.0, 3)
+    workloads.write_trace(trace, chats, asks)
+    first, *_, last = [json.loads(line)["tokens"] for line in trace.read_text().splitlines()]
+    assert (len(first), first[:16]) == (64, last[:16])
+    config = {"num_hidden_layers": 2, "num_key_value_heads": 1, "num_attention_heads": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_size": 8}))
+    (tmp_path / "p.toml").write_text(
+        "[passes]\ncontexts = [0, 512]\ntokens = [1, 512]\nns = [[4e7, 5e8], [5e7, 6e8]]\n"
+        "[decode]\ncontexts = [0, 512]\nrequests = [1, 8]\nns = [[4e7, 6e7], [5e7, 9e7]]\n"
+        "[server]\nrequest_ns = 2e7\n"
+        '[lanes."host read"]\nbytes_per_s = 1e4\n[lanes."host store"]\nbytes_per_s = 1e9\n'
+    )
+    tiers = [{"kind": "gpu", "blocks": 10, "policy": "lru", "write": "through"}]
+    tiers.append({"kind": "host", "blocks": 99})
+    runs = {
+        term: predict.predicted(trace, tmp_path, tiers, tmp_path / "p.toml", change)
+        for term, change in compare.TERMS.items()
+    }
+    figures = {term: predict.figures_of(run.requests) for term, run in runs.items()}
+    assert runs["all"].found["gpu"] > 0 < runs["all"].found["host"]
+    assert not any(compare.errors(figures["all"], figures["all"]).values())
+    sooner = [term for term in figures if figures[term].mean < figures["all"].mean]
+    never = {"all", "chunks of a prefill", "loads within the step that reads them"}
+    assert set(sooner) == set(figures) - never
+    rows = [
+        {"errors": {"median": off}, "load": load, "points": 1.0}
+        for off, load in ((-0.2, 0.9), (0.1, 0.5))
+    ]
+    assert compare.summary(rows) == {
+        "median": pytest.approx(0.15),
+        "worst": 0.2,
+        "high": 0.2,
+        "points": 1.0,
+    }
+
+
 @pytest.mark.parametrize("path", sorted(evaluation.RESULTS.glob("*.json")), ids=lambda p: p.stem)
 def test_a_kept_record_has_its_form_and_verdicts_that_follow_from_it(path):
     kept = json.loads(path.read_text())

@@ -205,7 +205,8 @@ class TimesEvaluation(Evaluation[Record]):
             if run is None or run.requests is None or run.found is None:
                 continue
             trace = self.trace(name, tiers, load)
-            prompts = sum(len(json.loads(line)["tokens"]) for line in trace.open())
+            lines = trace.read_text().splitlines()
+            prompts = sum(len(json.loads(line)["tokens"]) for line in lines)
             seen = figures_of(run.requests)
             guesses = {
                 term: self.simulated(trace, name, tiers, change) for term, change in TERMS.items()
