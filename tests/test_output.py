@@ -155,7 +155,7 @@ def options(parser, words=()):
 
 def test_every_option_of_the_cli_that_writes_a_file_is_known():
     written = {
-        " ".join([*words, option.option_strings[0]])
+        " ".join([*words, *(option.option_strings[:1] or [option.metavar])])
         for words, option in options(_parser())
         if option.type is output_file
     }
@@ -178,6 +178,7 @@ def test_every_option_of_the_cli_that_writes_a_file_is_known():
         "sim compare --csv",
         "sim sweep --csv",
         "top --svg",
+        "trace convert OUT",
     }
     assert run <= written
     # Paths of the other options are read, or name folders; files of `sim` are read and added to,
