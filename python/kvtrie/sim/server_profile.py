@@ -135,9 +135,10 @@ class _Cells:
 
 
 def _counts(most: int) -> list[int]:
+    """Numbers of tokens up to `most`: four times the one before, from 64 on twice."""
     counts = [1]
-    while 4 * counts[-1] < most:
-        counts.append(4 * counts[-1])
+    while (after := counts[-1] * (4 if counts[-1] < _LEAST else 2)) < most:
+        counts.append(after)
     return [*counts, most]
 
 
