@@ -26,13 +26,16 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from benches import tables
+from benches.core.place import place
 from benches.engines.__main__ import smollm_folder
 from benches.eval_times.compare import GOALS, TERMS, errors, summary
+from benches.eval_times.page import page
 from benches.eval_times.play import play
 from benches.eval_times.predict import Predicted, figures_of, predicted, rate
 from benches.eval_times.server import BLOCK, Served
 from benches.eval_times.workloads import WORKLOADS, write_trace
-from benches.evaluation import Cell, Evaluation, evaluate, table_of
+from benches.evaluation import Cell, Evaluation, evaluate
 
 if TYPE_CHECKING:
     import argparse
@@ -239,29 +242,9 @@ class TimesEvaluation(Evaluation[Record]):
         }
 
     def show(self, console: Console) -> None:
-        """Print the tables."""
-        document = self.document({})
-        percent: Callable[[float], str] = "{:+.0%}".format
-        columns: dict[str, Callable[[dict[str, Any]], str]] = {
-            "workload": lambda row: row["workload"],
-            "tiers": lambda row: row["tiers"],
-            "load": lambda row: f"{row['load']:.0%}",
-            "requests": lambda row: str(row["requests"]),
-            "median, s": lambda row: f"{row['seen']['median']:.3f}",
-            "predicted": lambda row: f"{row['predicted']['median']:.3f}",
-            **{
-                f"{name} off": lambda row, name=name: percent(row["errors"][name])
-                for name in ("median", "mean", "p90", "token", "whole")
-            },
-            "found": lambda row: " + ".join(f"{share:.1f}" for share in row["found"].values()),
-            "points off": lambda row: f"{row['points']:.2f}",
-            "queue": lambda row: "{:.2f}, {:.2f}".format(*row["queue"]),
-        }
-        console.print(table_of("First-token times", columns, document["rows"]))
-        for name, value in document["summary"].items():
-            console.print(f"{name}: {value:.3g}, goal {GOALS[name]:g}")
-        for term, value in document["terms"].items():
-            console.print(f"median error without {term}: {value:.1%}")
+        """Print the tables as the page has them."""
+        about = place()
+        console.print(page(self.document(about), tables.grid, tables.when(about)))
 
 
 if __name__ == "__main__":
