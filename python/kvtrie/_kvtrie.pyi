@@ -2938,7 +2938,7 @@ class Simulation:
                     list[int],
                     int,
                     tuple[int, int, list[int]],
-                    int,
+                    tuple[int, int],
                     list[int],
                     int,
                     int,
