@@ -24,7 +24,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benches.engines.__main__ import PYTHON
+from benches.engines.launch import PYTHON
 from benches.evaluation import Cell, Evaluation, evaluate, lines_of, started, table_of
 from kvtrie import ModelShape
 from kvtrie.cli.profile import profile_text

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from benches.engines.__main__ import PYTHON, smollm_folder
+from benches.engines.__main__ import smollm_folder
+from benches.engines.launch import PYTHON
 from benches.evaluation import Cell, Evaluation, evaluate, lines_of, started, table_of
 
 if TYPE_CHECKING:
