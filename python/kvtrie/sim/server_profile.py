@@ -94,7 +94,7 @@ class _Cells:
         self._times: defaultdict[tuple[str, int, int], list[float]] = defaultdict(list)
 
     def words(self, count: int) -> list[int]:
-        """A prompt that nobody has asked for."""
+        """Draw a new random prompt."""
         return self._draw.integers(0, self._vocabulary, count).tolist()
 
     def median(self, kind: str, context: int, number: int) -> float:
@@ -108,7 +108,7 @@ class _Cells:
         return median(times)
 
     def _cached(self, context: int) -> list[int]:
-        """A prompt that the engine has in its cache, to its last full block."""
+        """Put a new prompt into the engine's prefix cache and return it."""
         prompt = self.words(context)
         if prompt:
             self._server.answer([*prompt, *self.words(1)], 1)
