@@ -201,7 +201,7 @@ class TimesEvaluation(Evaluation[Record]):
                 yield Record(self.world, workload, tiers, load, **asdict(played))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Each run beside its prediction, with and without each term."""
+        """Compare each run with its prediction, also without each term of the model."""
         rows: list[dict[str, Any]] = []
         for name, tiers, load in product(self.names, TIERS, self.loads):
             run = self.by_key.get((name, tiers, load))

@@ -1,4 +1,4 @@
-"""The tables of `eval-times`: runs beside their simulation, the goals, and the worth of each term.
+"""Tables of `eval-times`: errors of the simulation per run, goals, and errors without each term.
 
 Cost: none.
 """

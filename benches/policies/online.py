@@ -43,19 +43,19 @@ NEEDS = {name for name, (policy, _) in NAMES.items() if policy in THEIRS}
 
 
 class Rule(Protocol):
-    """What a cache of prefixes asks which last block leaves."""
+    """Eviction order of a cache of prefixes."""
 
     def put(self, block: int, at: int) -> None:
-        """A block is a last one that nobody uses, at this place of its path."""
+        """Add a leaf without users, at its place in the path."""
 
     def use(self, path: Sequence[int], found: int) -> None:
-        """A request uses a path, of which the leading blocks were cached."""
+        """Note a request's path and the number of its cached blocks."""
 
     def victim(self, is_last: dict[int, int]) -> int:
-        """The block that leaves; blocks that are no last ones any more are passed over."""
+        """Return the leaf to evict; skip blocks that have children now."""
 
     def gone(self, block: int) -> None:
-        """A block has left."""
+        """Forget an evicted block."""
 
 
 class RandomCompute:

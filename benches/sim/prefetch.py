@@ -13,18 +13,14 @@ of the project; `--quick` generates chats. Cost: two minutes.
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import track
 
-from benches.core.place import place
 from benches.core.referee import ROOT
-from benches.record import Result, document, keep, options, show
-from benches.sim.progress import BLOCK, GPU, LANE, WINDOW, first_tokens, machine, window
+from benches.record import Result
+from benches.sim.progress import LANE, first_tokens, machine, record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,30 +95,22 @@ def goals(rows: Sequence[Result]) -> list[Result]:
     return [*rows, *compared]
 
 
+def played_rows(
+    trace: dict[str, Any], gpu: int, hosts: Sequence[int], *, quiet: bool
+) -> list[Result]:
+    """The rows of all runs, and their goals."""
+    worlds = [(host, hint) for host in hosts for hint in HINTS]
+    return goals(
+        [
+            row_of(host, hint, *first_tokens(settings(trace, gpu, host, hint)))
+            for host, hint in track(worlds, "Simulating", disable=quiet)
+        ]
+    )
+
+
 def main() -> int:
     """Play, report, record."""
-    parser = options(__doc__, OUT)
-    parser.add_argument("--sessions", default=os.environ.get("KVTRIE_SESSIONS"), metavar="FILE")
-    given = parser.parse_args()
-    if given.quick:
-        trace, gpu, hosts = {"format": "sharegpt-like", "requests": 60}, 100, (100,)
-    elif given.sessions is None:
-        parser.error("neither --sessions nor KVTRIE_SESSIONS names the sessions")
-    else:
-        trace, gpu, hosts = {"format": "mooncake", "hash_tokens": BLOCK}, GPU, HOSTS
-    with tempfile.TemporaryDirectory() as folder:
-        if not given.quick:
-            trace["path"] = str(window(Path(given.sessions), Path(folder), WINDOW))
-        worlds = [(host, hint) for host in hosts for hint in HINTS]
-        rows = goals(
-            [
-                row_of(host, hint, *first_tokens(settings(trace, gpu, host, hint)))
-                for host, hint in track(worlds, "Simulating", disable=given.json)
-            ]
-        )
-    if not keep(given, document(place(), rows)):
-        show(rows)
-    return 0
+    return record(__doc__, OUT, HOSTS, played_rows)
 
 
 if __name__ == "__main__":

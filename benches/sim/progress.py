@@ -29,7 +29,7 @@ from kvtrie.sim.run import run_config
 from kvtrie.sim.trace import iter_trace, write_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvtrie.sim.config import SimulationConfig
 
@@ -169,9 +169,21 @@ def window(sessions: Path, folder: Path, minutes: tuple[int, int]) -> Path:
     return path
 
 
-def main() -> int:
-    """Play, report, record."""
-    parser = options(__doc__, OUT)
+def record(
+    about: str | None,
+    out: Path,
+    hosts: Sequence[int],
+    rows_of: Callable[..., list[Result]],
+) -> int:
+    """Play the recorded half hour for a command, report, and record.
+
+    Args:
+        about: the command's docstring.
+        out: the record.
+        hosts: blocks of host memory.
+        rows_of: makes rows of the trace's settings, blocks of the GPU and of host memory.
+    """
+    parser = options(about, out)
     parser.add_argument("--sessions", default=os.environ.get("KVTRIE_SESSIONS"), metavar="FILE")
     given = parser.parse_args()
     if given.quick:
@@ -179,14 +191,19 @@ def main() -> int:
     elif given.sessions is None:
         parser.error("neither --sessions nor KVTRIE_SESSIONS names the sessions")
     else:
-        trace, gpu, hosts = {"format": "mooncake", "hash_tokens": BLOCK}, GPU, HOSTS
+        trace, gpu = {"format": "mooncake", "hash_tokens": BLOCK}, GPU
     with tempfile.TemporaryDirectory() as folder:
         if not given.quick:
             trace["path"] = str(window(Path(given.sessions), Path(folder), WINDOW))
-        rows = played_rows(trace, gpu, hosts, quiet=given.json)
+        rows = rows_of(trace, gpu, hosts, quiet=given.json)
     if not keep(given, document(place(), rows)):
         show(rows)
     return 0
+
+
+def main() -> int:
+    """Play, report, record."""
+    return record(__doc__, OUT, HOSTS, played_rows)
 
 
 if __name__ == "__main__":
