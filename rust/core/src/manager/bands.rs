@@ -1,8 +1,7 @@
-//! Bands: ranks blocks on a tier by their hints, the tier's retained blocks and their tenant's
-//! quota.
+//! Bands: the rank of blocks on a tier by hints and tenant quotas, and the tier's retained blocks.
 //!
 //! Invariant: a tier retains only resident blocks and at most its share, and a quota counts exactly
-//! its tenant's resident blocks. Cost: O(log n) per block and tier; O(blocks of the tenant) to set
+//! its tenant's resident blocks. Cost: O(log n) per block and tier. O(blocks of the tenant) to set
 //! a quota.
 
 pub(super) mod claims;
@@ -35,15 +34,15 @@ impl Manager {
         self.point_band(tier, block, Band { priority, share: self.tenant_share(tier, block) })
     }
 
-    /// The bands on a tier of the blocks whose claims expire by `now`, as they will be then. For
-    /// calls that change nothing: the tables are updated at the next call that does.
+    /// The future bands on a tier of the blocks with claims that expire by `now`. For read-only
+    /// calls: the next changing call updates the tables.
     pub(crate) fn bands_at(&self, tier: TierId, now: Nanos) -> BTreeMap<BlockId, Band> {
         let claims = &self.hints.claims;
         let band = |block| (block, self.band_of(tier, block, claims.priority_at(block, now)));
         claims.expired(now).into_iter().map(band).collect()
     }
 
-    /// The quota number of a block's tenant on a tier; 0 without a quota.
+    /// The quota number of a block's tenant on a tier, or 0 without a quota.
     pub(super) fn tenant_share(&self, tier: TierId, block: BlockId) -> Share {
         // A removed block has no scope any more.
         if self.hints.quotas.is_empty() || !self.trie().alive(block) {
@@ -53,7 +52,7 @@ impl Manager {
         self.hints.quotas.share(tenant, tier)
     }
 
-    /// As `attend`, for many blocks.
+    /// Calls `attend` for many blocks.
     pub(crate) fn attend_all(&mut self, tier: TierId, blocks: impl IntoIterator<Item = BlockId>) {
         if !self.hints.all_normal() {
             for block in blocks {
@@ -62,9 +61,10 @@ impl Manager {
         }
     }
 
-    /// Updates the retained set and the quota's count after a block's residency on a tier or its
-    /// claims changed; the caller refreshes its entry. Returns whether the tier retains too many
-    /// blocks to retain this one.
+    /// Updates the retained set and the quota's count of a tier for a block.
+    ///
+    /// Call it after a change of the block's residency there or of its claims, and then refresh its
+    /// entry. Returns whether the tier's retained share is too full for this block.
     pub(crate) fn attend(&mut self, tier: TierId, block: BlockId) -> bool {
         if self.hints.all_normal() {
             return false;
@@ -74,7 +74,7 @@ impl Manager {
         let wanted = resident && self.hints.claims.priority(block) > NORMAL;
         let (retained, most) = &mut self.hints.retained[tier];
         let full = retained.len() as u64 >= *most && !retained.contains(&block);
-        // A block that leaves the tier, or loses its claim, makes room for another.
+        // A block that leaves the tier or loses its claim makes room.
         if !wanted {
             retained.remove(&block);
         } else if !full {
@@ -88,8 +88,8 @@ impl Manager {
         wanted && full
     }
 
-    /// Updates a block on all tiers after its claims changed. Returns whether some tier may retain
-    /// no more.
+    /// Updates a block on all tiers after a change of its claims. Returns whether a tier's retained
+    /// share is full.
     pub(super) fn reband(&mut self, block: BlockId) -> bool {
         let mut clipped = false;
         for tier in 0..self.tiers.len() {
@@ -99,14 +99,14 @@ impl Manager {
         clipped
     }
 
-    /// Takes released blocks back that a request uses, and retains those for which there was no
-    /// room before. The caller refreshes their entries.
+    /// Withdraws the release of blocks used by a request, and retains blocks that had no room
+    /// before. The caller refreshes their entries.
     pub(crate) fn used_again(&mut self, path: &[BlockId]) {
         if self.hints.claims.is_empty() && self.hints.demoting.is_empty() {
             return;
         }
         for &block in path {
-            // A block in use must not go further down.
+            // A block in use must not be demoted further.
             self.hints.demoting.remove(&block);
             self.hints.claims.used(block);
             for tier in 0..self.tiers.len() {
@@ -119,14 +119,14 @@ impl Manager {
     pub(super) fn forget_hints(&mut self, block: BlockId, parent: Option<BlockId>) {
         self.hints.claims.forget(block);
         self.hints.demoting.remove(&block);
-        // Pending hints that waited for blocks after this one wait after its parent again.
+        // Pending hints that waited for blocks after this block wait after its parent again.
         if self.hints.pending.awaited() {
             let scope = self.node(block).scope;
             self.hints.pending.removed(scope, block, parent);
         }
     }
 
-    /// The hint that a store keeps with a block: its strongest claim.
+    /// The hint stored with a block: its strongest claim.
     pub(super) fn stored_hint(&self, block: BlockId, now: Nanos) -> Option<Wanted> {
         let (priority, until) = self.hints.claims.strongest(block)?;
         // An expired claim is not worth a record.

@@ -1,9 +1,9 @@
-//! Consequences: what follows from a failed move or from a slot that a lease gives up, as data.
+//! Consequences: steps that follow from a failed move or from a slot released by a lease, as data.
 //!
-//! A method that finds a consequence pushes it and goes on; public methods carry all of them out
-//! before they return. So no method reaches itself through another. Invariant: the list is empty
-//! between calls. Order: depth first, i.e. the consequences of one step run in the order found and
-//! before all found earlier. Cost: O(1) per consequence.
+//! A method pushes a consequence and goes on, and public methods carry out all consequences before
+//! they return. So no method calls itself through a second method. Invariant: the list is empty
+//! between calls. Order: depth first. A step's consequences run in the order found, and before all
+//! earlier steps. Cost: O(1) per consequence.
 
 use std::sync::Arc;
 
@@ -13,55 +13,55 @@ use crate::manager::kinds::Ahead;
 use crate::private_slots::PrivateSlotId;
 use crate::transfer::InFlightMove;
 
-/// A failure of a move and why it failed.
+/// Failure of a move, with the reason.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
     pub(super) id: MoveId,
     pub(super) reason: String,
-    /// Whether source or destination is to blame; a move that never started blames neither.
+    /// Whether source or destination is to blame. A move that never started blames neither.
     pub(super) blame: bool,
-    /// Whether no request is concerned, so that nothing is reported.
+    /// Whether no request is concerned: then nothing is reported.
     pub(super) silent: bool,
-    /// The block of the move before it whose failure is to blame, if any.
+    /// The block of the failed move that caused this failure, if any.
     pub(super) cause: Option<Handle>,
 }
 
-/// A failed move as it was, and its failure; the leases that awaited it share them.
+/// A failed move before its failure, and the failure. Shared by the leases that awaited the move.
 pub(super) type FailedMove = Arc<(InFlightMove, Failure)>;
 
-/// Step that is still to be carried out.
+/// Step still to carry out.
 #[derive(Clone, Debug)]
 pub(super) enum Consequence {
-    /// A move fails, and then those that depend on it.
+    /// A move fails, and then its dependent moves.
     Fail(Failure),
-    /// The moves that depend on a failed move have failed: its block and its leases follow.
+    /// The moves depending on a failed move have failed. Its block and its leases follow.
     Failed(FailedMove),
     /// A failed move has ended on every rank.
     End(MoveId),
-    /// A lease that awaited a failed move gives up the copies that it made ahead.
+    /// A lease drops its copies ahead after it awaited a failed move.
     TakeBack(LeaseId),
     /// The same lease computes the block instead.
     Recompute(LeaseId, FailedMove),
     /// A block may have lost its last copy.
     Sweep(BlockId),
-    /// A copy that was made ahead is not needed any more.
+    /// A copy ahead is no longer needed.
     GiveBack(Ahead),
     /// Moves wait for a slot that no lease will name.
     Unnamed(PrivateSlotId),
-    /// The last reference to a copy that was made ahead.
+    /// The last reference to a copy ahead.
     Unref(PrivateSlotId),
 }
 
-/// List of steps, the next one first.
+/// List of steps, the next step first.
 #[derive(Debug, Default)]
 pub(super) struct Consequences {
     steps: Vec<Consequence>,
-    /// Those that the step at hand has found, in order.
+    /// Steps found by the current step, in order.
     found: Vec<Consequence>,
 }
 
 impl Consequences {
-    /// Adds a step after those that the step at hand has found already.
+    /// Adds a step after the steps already found by the current step.
     pub(super) fn push(&mut self, step: Consequence) {
         self.found.push(step);
     }

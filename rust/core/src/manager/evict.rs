@@ -1,9 +1,9 @@
-//! Eviction: carries an eviction set out; copies leave their tier, write-backs begin, slots become
+//! Eviction: applies an eviction set. Copies leave their tier, write-backs start and slots become
 //! free.
 //!
-//! Invariant: a slot that a store still reads is draining, never free. No victim is written to a shared
-//! tier (`moves/shared_stores.rs`). Every eviction, of whatever kind, ends in `vacate` or `vacate_run`.
-//! Cost: O(log n) per victim. A victim's slot:
+//! Invariant: a slot still read by a store is draining, never free. No victim is written to a
+//! shared tier (`moves/shared_stores.rs`). Every eviction ends in `vacate` or `vacate_run`. Cost:
+//! O(log n) per victim. A victim's slot:
 //!
 //! ```text
 //! resident --clean, drop------------------------------> free
@@ -32,14 +32,14 @@ use crate::transfer::Leaves;
 use crate::transfer::{End, Endpoint, MoveKind};
 
 impl Manager {
-    /// Carries out every decision, in order, and links the entries again that the set took out.
+    /// Carries out every decision in order, and links the set's unlinked entries again.
     pub(super) fn apply(&mut self, set: &EvictionSet, now: Nanos) {
         let last = set.victims.iter().filter(|victim| victim.idle && victim.fate == Fate::Drop);
-        // Ghost lines are prefetched here, so that they arrive from memory while the victims leave.
+        // Prefetch ghost lines here, so that they arrive from memory while the victims leave.
         let slices = self.slices_leaving(last.map(Victim::run));
         self.carry_out_set(set, now);
         self.remember(&slices);
-        // Tail evictions have linked the parents that they exposed: no second pass over `settled`.
+        // Tail evictions have linked the parents they exposed: no second pass over `settled`.
         if set.victims.iter().all(|victim| victim.idle) {
             self.refresh_touched(set);
         } else {
@@ -47,8 +47,8 @@ impl Manager {
         }
     }
 
-    /// Evicts the victims in order; of tiers with shared pages the lowest tier's first, so that all
-    /// its slots are free before the tiers above store there.
+    /// Evicts the victims in order. On tiers with shared pages, victims of the lowest tier leave
+    /// first, so all its slots are free before the tiers above store there.
     fn carry_out_set(&mut self, set: &EvictionSet, now: Nanos) {
         let shared = set.shared();
         if shared.is_empty() {
@@ -67,14 +67,14 @@ impl Manager {
                     }
                     _ => self.evict(victim, set.cause, now),
                 }
-                // The copy that it counted on may have left a tier below.
+                // The copy below that the victim relied on may have left.
                 self.prune(victim.block);
             }
             self.free_pages(set, tier);
         }
     }
 
-    /// Evicts one victim: counts it, frees or drains its slots, and prunes what it leaves empty.
+    /// Evicts a victim: counts it, frees or drains its slots, and prunes nodes without copies.
     pub(super) fn evict(&mut self, victim: &Victim, cause: Cause, now: Nanos) {
         let Victim { tier, block, blocks, layers, fate, idle } = *victim;
         self.tiers[tier].credit = self.tiers[tier].credit.saturating_sub(u64::from(blocks));
@@ -87,7 +87,7 @@ impl Manager {
         let run = victim.run();
         let evicted = Evicted { tier, blocks: run.clone(), layers, reason, cause };
         self.count_eviction(&evicted, now);
-        // A tail holds nothing but its slots: no layer ranges, no moves, no partial copies.
+        // A tail has nothing but its slots: no layer ranges, no moves, no partial copies.
         if idle {
             self.vacate_run(tier, run, fate == Fate::Drop);
             return;
@@ -96,7 +96,7 @@ impl Manager {
             Fate::Demote(dirty) => {
                 let slots = self.slots_of(tier, block, layers);
                 self.vacate(tier, block, layers);
-                // A block slot keeps the clean layers too, should the store fail.
+                // A block slot keeps the clean layers too, in case the store fails.
                 let held = if self.tiers[tier].spec.layer_slots { dirty } else { layers };
                 self.write_back(block, dirty, Leaves { tier, slot: slots[0], held }, now);
             }
@@ -107,7 +107,7 @@ impl Manager {
                     for slot in slots {
                         self.blocks.give_slot(tier, slot);
                     }
-                    // The layers share one slot, which is free once none of them is left.
+                    // The layers share a slot, free once no layer is left.
                 } else if rest.is_empty() {
                     self.blocks.give_slot(tier, slots[0]);
                 }
@@ -116,11 +116,11 @@ impl Manager {
         }
     }
 
-    /// Evicts the tail of a leaf-only run that is fully resident and idle, and removes it from the
-    /// trie if that was the last copy. The eviction set has already linked its parent.
+    /// Evicts the fully resident and idle tail of a leaf-only run. Removes it from the trie if it
+    /// was the last copy. The eviction set has already linked its parent.
     fn vacate_run(&mut self, tier: TierId, blocks: Range<BlockId>, last_copy: bool) {
         let before = self.trie().parent(blocks.start);
-        // The eviction of another victim may have linked it again.
+        // The eviction of a previous victim may have linked it again.
         self.tiers[tier].eviction.unlink(blocks.end - 1);
         self.blocks.evict_run(tier, blocks.clone());
         self.refresh_above(tier, before);
@@ -138,7 +138,7 @@ impl Manager {
         }
     }
 
-    /// The slots of `layers` of a residency: one per layer, or the block's only slot.
+    /// The slots of `layers` of a residency: a slot per layer, or the block's only slot.
     pub(super) fn slots_of(&self, tier: TierId, block: BlockId, layers: Layers) -> Vec<Slot> {
         if self.tiers[tier].spec.layer_slots {
             layers.iter().map(|layer| self.slot_of(tier, block, layer)).collect()
@@ -147,16 +147,15 @@ impl Manager {
         }
     }
 
-    /// Clears `layers` of a residency and returns the layers that remain; the caller owns the
-    /// slots.
+    /// Clears `layers` of a residency and returns the remaining layers. The caller owns the slots.
     pub(super) fn vacate(&mut self, tier: TierId, block: BlockId, layers: Layers) -> Layers {
         let rest = self.blocks.vacate(tier, block, layers);
         self.residency_changed(tier, block);
         rest
     }
 
-    /// Begins the write-back of `dirty` one tier down, out of a slot that no residency holds any
-    /// more; if it fails, the slot still has the layers that leave.
+    /// Starts the write-back of `dirty` to the next tier, out of a slot without a residency. If the
+    /// store fails, the slot still has the leaving layers.
     fn write_back(&mut self, block: BlockId, dirty: Layers, leaves: Leaves, now: Nanos) {
         let Leaves { tier, slot, .. } = leaves;
         let stores = self.store(tier, block, dirty, now, |_| Endpoint {
@@ -165,15 +164,15 @@ impl Manager {
             end: End::Leaving,
         });
         let [by] = stores[..] else { unreachable!("one slot leaves by one store") };
-        // A slot of a shared page may be another group's by the time that its store fails.
+        // A slot of a shared page may belong to a different group by the time its store fails.
         if self.blocks.arena(tier).is_none() {
             self.moves.get_mut(by).expect("just made").leaves = Some(leaves);
         }
         self.blocks.drain(tier, slot, by);
     }
 
-    /// Begins the moves that copy `layers` of a block one tier down, where room was made. `source`
-    /// gives the end of a layer. Returns the moves that end below.
+    /// Starts the moves that copy `layers` of a block to the next tier, into free slots. `source`
+    /// returns the source end of a layer. Returns the moves that end below.
     pub(super) fn store(
         &mut self,
         tier: TierId,
@@ -192,7 +191,7 @@ impl Manager {
             let mut from = source(piece.lo);
             let dst = self.slot_of(below, block, piece.lo);
             let mut deps = self.blocks.waits(below, dst);
-            // A point is copied on before its blocks have arrived.
+            // A point is copied further before its blocks have arrived.
             if let (End::Here, Some(arrival)) = (from.end, self.arrival(tier, block))
                 && self.blocks.arena(tier).is_some()
             {
@@ -230,7 +229,7 @@ impl Manager {
     /// Drops an idle copy from a tier.
     pub(super) fn drop_copy(&mut self, tier: TierId, block: BlockId, cause: Cause) {
         self.count_loss(tier, block, cause, self.clock.last());
-        // Arriving layers have slots too, and are dropped with the resident ones.
+        // Arriving layers have slots too, and are dropped with the resident layers.
         if let Some(arrival) = self.blocks.take_arrival(tier, block) {
             self.marked.remove(&(arrival.ready, tier, block));
             self.blocks.alter(tier, block, |here| here.have = arrival.target);
@@ -245,7 +244,7 @@ impl Manager {
         self.residency_changed(tier, block);
     }
 
-    /// Drops bad copies of a block once a good one is resident on the first tier.
+    /// Drops bad copies of a block once a good copy is resident on the first tier.
     pub(super) fn forget_bad_copies(&mut self, block: BlockId) {
         for tier in 1..self.tiers.len() {
             let here = self.residency(tier, block);
@@ -255,8 +254,8 @@ impl Manager {
         }
     }
 
-    /// Begins the first half of a store that passes through host, because disk and remote do not
-    /// exchange bytes: the block goes up to host and down again. Returns the move and where it ends.
+    /// Starts the first half of a store through host, because disk and remote do not exchange
+    /// bytes: the block goes up to host and down again. Returns the move and its destination.
     fn pass_up(
         &mut self,
         block: BlockId,

@@ -1,10 +1,9 @@
-//! Hints: what users know of the future ranks, loads and demotes blocks.
+//! Hints: user knowledge of the future that ranks, loads and demotes blocks.
 //!
-//! Hints live in side tables, so that blocks without any cost nothing. Invariant: a block's band on
-//! a tier follows from its strongest living claim, the tier's share of retained blocks and the
-//! tenant's quota, and every entry is linked in its band; hints pin nothing. Cost: O(log n) per
-//! hinted block, and per hinted block that arrives or is evicted; O(log n) per claim that expires.
-//! A retain hint:
+//! Hints are in side tables, so blocks without hints cost nothing. Invariant: a block's band on a
+//! tier follows from its strongest living claim, the tier's share of retained blocks and the
+//! tenant's quota, and every entry is linked in its band. Hints pin nothing. Cost: O(log n) per
+//! hinted block, per arriving or evicted hinted block, and per expiring claim. A retain hint:
 //!
 //! ```text
 //! hint --block cached------------> claim --strongest, share left--> retained: higher band
@@ -52,11 +51,11 @@ pub(super) struct Hints {
     pub(super) claims: Claims,
     pub(super) pending: PendingHints,
     pub(super) quotas: Quotas,
-    /// Blocks retained on each tier, and how many may be.
+    /// Retained blocks and their maximum number, per tier.
     pub(super) retained: Vec<(BTreeSet<BlockId>, u64)>,
-    /// Blocks in flight down more than one tier, with their destination.
+    /// Blocks on their way several tiers down, with their destination.
     pub(super) demoting: BTreeMap<BlockId, TierId>,
-    /// The owner of hints without one.
+    /// Owner of hints without an owner.
     anonymous: Arc<str>,
 }
 
@@ -85,7 +84,7 @@ impl Hints {
             && self.retained.iter().all(|(retained, _)| retained.is_empty())
     }
 
-    /// The scopes that pending hints hold, with their contents.
+    /// The scopes held by pending hints, with their contents.
     pub(super) fn awaited(&self) -> impl Iterator<Item = (ScopeId, &[Token])> {
         self.pending.contents()
     }
@@ -104,11 +103,11 @@ impl Hints {
 }
 
 impl Manager {
-    /// Takes hints and returns a reply to each; all are checked before the first one counts.
-    /// Without any it only ends expired ones.
+    /// Takes hints and returns a reply to each. All hints are checked before the first is applied.
+    /// Without hints it only ends expired hints.
     ///
     /// # Errors
-    /// [`Error::Config`] for a hint that says nothing sensible; nothing has changed then.
+    /// [`Error::Config`] for an invalid hint. Nothing has changed then.
     pub fn hint(&mut self, hints: &[Hint], now: Nanos) -> Result<Vec<HintReply>> {
         self.open()?;
         self.scopes.sweep(&mut self.blocks);
@@ -140,7 +139,7 @@ impl Manager {
     /// The blocks of a sequence in the trie, resident or not.
     ///
     /// # Errors
-    /// [`Error::Config`] for a scope or tokens that cannot be.
+    /// [`Error::Config`] for an invalid scope or invalid tokens.
     #[doc(hidden)]
     pub fn cached_blocks(&self, tokens: &[Token], scope: &Scope) -> Result<Vec<Handle>> {
         self.open()?;
@@ -156,7 +155,7 @@ impl Manager {
         (retained.len() as u64, *most)
     }
 
-    /// Fails for a hint that could never be obeyed.
+    /// Fails for a hint that can never be applied.
     fn check_hint(&self, hint: &Hint) -> Result<()> {
         match hint {
             Hint::Retain(retain) => self.check_retain(retain),
@@ -167,7 +166,8 @@ impl Manager {
             Hint::Prefetch { target, tier, .. } => {
                 self.check_target(target)?;
                 self.check_tier(*tier)?;
-                // The last tier has none below to load from, the first none above to demote from.
+                // The last tier has no tier below to load from, the first tier none above to demote
+                // from.
                 self.check_way(*tier, *tier == self.tiers.last(), "below")
             }
             Hint::Demote { target, tier } => {
@@ -216,7 +216,7 @@ impl Manager {
         self.scopes.find(scope).map(drop)
     }
 
-    /// Obeys one hint that was checked.
+    /// Applies a checked hint.
     fn take_hint(&mut self, hint: &Hint, now: Nanos) -> HintReply {
         match hint {
             Hint::Retain(retain) => self.retain(retain, now),
@@ -251,7 +251,7 @@ impl Manager {
         }
     }
 
-    /// The session of a name in a scope.
+    /// Finds a session by name and scope.
     fn session(&self, name: &str, scope: &Scope) -> Option<SessionId> {
         self.sessions.find(self.scopes.find(scope).ok()??, &scope.local(name))
     }
@@ -266,7 +266,7 @@ impl Manager {
         }
     }
 
-    /// The cached blocks of a sequence that its scope may match.
+    /// The cached blocks of a sequence visible to its scope.
     fn cached_path(&self, scope: &Scope, tokens: &[Token]) -> Vec<BlockId> {
         if self.scopes.find(scope).is_err() {
             return Vec::new();
@@ -274,7 +274,7 @@ impl Manager {
         self.visible_path(scope, &self.scopes.digests.content(scope, 0, tokens))
     }
 
-    /// Frees the scopes and digests of pending hints that have ended.
+    /// Frees the scopes and digests of ended pending hints.
     fn free_ended(&mut self) {
         for (scope, content) in self.hints.pending.take_ended() {
             self.scopes.let_go(scope);
@@ -282,21 +282,21 @@ impl Manager {
         }
     }
 
-    /// Drops the pending hints of a lease that ended, and loads the blocks of expected sessions.
+    /// Drops the pending hints of an ended lease, and loads the blocks of expected sessions.
     pub(super) fn end_lease_hints(&mut self, scope: ScopeId, id: LeaseId, now: Nanos) {
         self.hints.pending.end_lease(scope, id);
         self.sessions.coming.remove(&LoadKey::Lease(id));
         self.bring_expected(now);
     }
 
-    /// Restores a hint that a store retained, as one without owner, unless there is a newer one.
+    /// Restores a stored hint without an owner, unless the block has a newer hint.
     pub(super) fn restore_hint(&mut self, block: BlockId, wanted: Wanted, now: Nanos) {
         let Wanted { priority, ttl } = wanted;
         // A new claim is newer than the stored hint.
         if self.hints.claims.claimed(block) {
             return;
         }
-        // Only a release has that priority without an end.
+        // Only a release has this priority without an end.
         if priority == claims::RELEASED && ttl == Nanos::MAX {
             self.hints.claims.release(block);
         } else {
@@ -357,7 +357,7 @@ impl Manager {
         }
     }
 
-    /// Ends the claims and pending hints that have expired.
+    /// Ends expired claims and pending hints.
     pub(super) fn expire_hints(&mut self, now: Nanos) {
         while let Some(block) = self.hints.claims.expire(now) {
             self.reband(block);
@@ -369,7 +369,7 @@ impl Manager {
     }
 }
 
-/// The reply about blocks that other tenants may have produced too: it depends on none of them.
+/// The reply about blocks shared by tenants. It is independent of the producers.
 fn accepted(blocks: u64) -> HintReply {
     HintReply {
         answer: Answer::Accepted,
@@ -380,7 +380,7 @@ fn accepted(blocks: u64) -> HintReply {
     }
 }
 
-/// The reply to a hint that names nothing.
+/// The reply to a hint without a target.
 fn rejected(reason: impl Into<String>) -> HintReply {
     HintReply {
         answer: Answer::Rejected,

@@ -1,9 +1,9 @@
-//! Content keys: a cache of the names of blocks, for every sixteenth block of a path and for the
-//! 1024 asked for last; where block events are kept, for all.
+//! Content keys: a cache of block names, for every sixteenth block of a path and for the 1024 most
+//! recently requested blocks. With block events enabled, the cache has the names of all blocks.
 //!
-//! Invariant: a cached key is its block's; any other is hashed again from one at most fifteen
-//! blocks above. Cost: O(log n); about three bytes per block whose key was ever asked for, and 36
-//! KB for the recent ones.
+//! Invariant: a cached key belongs to its block. A missing key is hashed from a cached key at most
+//! fifteen blocks above. Cost: O(log n). Memory: about three bytes per block with a requested key,
+//! and 36 KB for the recent keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,12 +15,12 @@ use crate::record::BlockKey;
 pub(crate) struct BlockName {
     /// Content key.
     pub(crate) key: BlockKey,
-    /// Whether the block is of a tenant, or it or one before it has a digest: an index that matches
-    /// by tokens would find it for others.
+    /// Whether the block belongs to a tenant, or the path up to it has a digest. An index that
+    /// matches by tokens would find it for different content.
     pub(crate) private: bool,
 }
 
-/// Blocks of a path from one cached key to the next.
+/// Distance in blocks between two cached keys of a path.
 const EVERY: u32 = 16;
 
 /// Capacity of the direct-mapped cache of recent keys.
@@ -30,16 +30,17 @@ const RECENT: usize = 1024;
 #[derive(Clone, Debug, Default)]
 pub(super) struct ContentKeys {
     kept: BTreeMap<BlockId, BlockKey>,
-    /// Direct-mapped by `id % RECENT`; empty until the first key is put.
+    /// Direct-mapped by `id % RECENT`. Empty before the first key.
     recent: Vec<Option<(BlockId, BlockKey)>>,
-    /// Instead of both, all of them by block id, where each change of a block needs its name.
+    /// All keys by block id, in place of `kept` and `recent`. Used when each change of a block
+    /// needs its name.
     all: Option<Vec<Option<BlockKey>>>,
-    /// Private blocks among those that were ever put.
+    /// Private blocks with a cached name so far.
     private: BTreeSet<BlockId>,
 }
 
 impl ContentKeys {
-    /// An empty cache; with `all` it forgets the name of no block, 33 bytes for each.
+    /// An empty cache. With `all`, it keeps the name of every block, at 33 bytes each.
     pub(super) fn new(all: bool) -> Self {
         Self { all: all.then(Vec::new), ..Self::default() }
     }
@@ -81,7 +82,7 @@ impl ContentKeys {
         self.recent[block as usize % RECENT] = Some((block, key));
     }
 
-    /// Drops the key of a block that was removed: its id may be used for another.
+    /// Drops the key of a removed block, because its id may be reused.
     pub(super) fn forget(&mut self, block: BlockId) {
         self.private.remove(&block);
         if let Some(all) = &mut self.all {
@@ -91,7 +92,7 @@ impl ContentKeys {
             return;
         }
         self.kept.remove(&block);
-        // The place may have been taken by another block since.
+        // A different block may have taken the place since.
         if let Some(place) = self.recent.get_mut(block as usize % RECENT)
             && place.is_some_and(|(whose, _)| whose == block)
         {
@@ -110,7 +111,8 @@ mod tests {
     use super::{BlockName, ContentKeys, EVERY};
 
     proptest! {
-        /// Against a map of all keys: no wrong key is returned, and every sixteenth, or each, is.
+        /// Compares with a map of all keys: no wrong key is returned, and every sixteenth key, or
+        /// each key, is cached.
         #[test]
         fn a_cached_key_is_its_blocks(
             steps in prop::collection::vec((0_u32..5000, 0_u32..40, 0_u8..4), 1..200),

@@ -1,4 +1,4 @@
-//! Enums that calls, moves and reports share; imports nothing of the manager.
+//! Enums shared by calls, moves and reports. Imports nothing of the manager.
 
 use std::ops::Range;
 
@@ -9,10 +9,10 @@ use crate::time::Nanos;
 /// Cause of an eviction: the event that made a copy leave a tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// Another block needed its slots at once.
+    /// A block needed its slots at once.
     #[default]
     Demand,
-    /// Another block needed its slots for a write-back ahead of need.
+    /// A block needed its slots for a write-back ahead of need.
     Ahead,
     /// Its lease was suspended.
     Suspended,
@@ -29,7 +29,7 @@ pub enum Cause {
 /// Kind of an eviction, by what remains of the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// Another copy is resident elsewhere.
+    /// A second copy is still resident.
     Clean,
     /// It is written back one tier down.
     Demoted,
@@ -50,9 +50,9 @@ pub(crate) struct Evicted {
 /// Action of a plan for a span of blocks and layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Resident on the first tier, or in flight to it for another lease.
+    /// Resident on the first tier, or in flight to it for a different lease.
     Reuse,
-    /// It is copied up from a lower tier.
+    /// Copied up from a lower tier.
     Load,
     /// The engine computes it at its own positions.
     Recompute,
@@ -69,7 +69,7 @@ pub struct Span {
     pub layers: Layers,
     /// The action.
     pub action: Action,
-    /// Tier that has the bytes.
+    /// Tier with the bytes.
     pub tier: TierId,
     /// Predicted time at which the first layer is ready.
     pub first_ready: Nanos,
@@ -77,26 +77,26 @@ pub struct Span {
     pub ready: Nanos,
 }
 
-/// Policy of a request for blocks that are resident on lower tiers only.
+/// Policy of a request for blocks resident only on lower tiers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadMode {
     /// Load or recompute, whichever is ready sooner.
     #[default]
     Plan,
-    /// Load all that can be loaded; in a leaf-only scope the match ends at the first block that
-    /// cannot.
+    /// Load every loadable block. In a leaf-only scope the match ends at the first block that
+    /// cannot be loaded.
     All,
-    /// Load nothing until [`Manager::load`](crate::manager::Manager::load) says so.
+    /// Load nothing before a call of [`Manager::load`](crate::manager::Manager::load).
     None,
 }
 
-/// Copy of a block that is not committed yet.
+/// Copy of a block before its commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ahead {
-    /// The lease's slot that it is made from.
+    /// Slot of the lease, the source of the copy.
     pub(crate) source: PrivateSlotId,
-    /// The slot that takes it.
+    /// Destination slot.
     pub(crate) copy: PrivateSlotId,
-    /// The move that makes it; it has ended well once it is not in flight any more.
+    /// The copying move. It succeeded if it is no longer in flight.
     pub(crate) by: MoveId,
 }

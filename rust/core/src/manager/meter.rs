@@ -1,10 +1,10 @@
 //! Meter: counters per tier and per manager.
 //!
-//! All counting is done here, and events and the eviction log are kept; other files call it in one line.
-//! Invariants: counters only grow, also
-//! over `reset`; every eviction has one cause and one reason, so both sums are equal, and so is the
-//! histogram's; `copies` and `clean` equal those of a full scan, which `audit` makes. Cost: O(1)
-//! per event and per run of blocks, without allocation where a request loads nothing.
+//! All counting is done here, in a single call per event, and events and evictions are logged here.
+//! Invariants: counters only grow, also over `reset`. Every eviction has a single cause and reason,
+//! so their sums and the histogram's count are equal. `copies` and `clean` equal the full scan of
+//! `audit`. Cost: O(1) per event and per run of blocks, without allocation for a request without
+//! loads.
 
 pub(super) mod block_event;
 pub(super) mod contents;
@@ -28,7 +28,7 @@ use crate::transfer::InFlightMove;
 use crate::transfer::MoveKind;
 
 impl Cause {
-    /// All of them, in the order of [`TierStats::evicted`].
+    /// All causes, in the order of [`TierStats::evicted`].
     pub const ALL: [Self; 7] = [
         Self::Demand,
         Self::Ahead,
@@ -39,7 +39,7 @@ impl Cause {
         Self::Hinted,
     ];
 
-    /// The name users read.
+    /// Name of the cause in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -54,26 +54,26 @@ impl Cause {
     }
 }
 
-/// Counters of one tier since the manager was made, and its present residencies.
+/// Counters of a tier since the manager's creation, and its present residencies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierStats {
-    /// Blocks that requests found here.
+    /// Blocks found here by requests.
     pub hits: u64,
-    /// Tokens that requests found here.
+    /// Tokens found here by requests.
     pub tokens_hit: u64,
-    /// Evictions by [`Cause`]. With layer slots each range of layers that leaves counts.
+    /// Evictions by [`Cause`]. With layer slots, each evicted range of layers counts.
     pub evicted: [u64; Cause::ALL.len()],
-    /// Evictions without a store, because another copy is resident.
+    /// Evictions without a store, because a second copy is resident.
     pub evicted_clean: u64,
     /// Evictions with a write-back.
     pub evicted_dirty: u64,
     /// Evictions of last copies.
     pub dropped: u64,
-    /// Stores of a block begun into this tier.
+    /// Stores of a block started into this tier.
     pub demoted: u64,
-    /// Loads of a block begun out of this tier.
+    /// Loads of a block started out of this tier.
     pub promoted: u64,
-    /// Bytes that evictions gave back.
+    /// Bytes freed by evictions.
     pub bytes_freed: u64,
     /// Bytes read from here by moves.
     pub bytes_read: u64,
@@ -81,59 +81,59 @@ pub struct TierStats {
     pub bytes_written: u64,
     /// Moves into this tier.
     pub moves: u64,
-    /// Moves into this tier that failed.
+    /// Failed moves into this tier.
     pub failed: u64,
-    /// Stores into this tier, which machines share, that eviction dropped: their blocks left the tier
-    /// above before a worker began to read them.
+    /// Stores into this shared tier dropped by eviction: their blocks left the tier above before a
+    /// worker began to read them.
     pub stores_dropped: u64,
-    /// Time from begin to end, summed over moves into this tier.
+    /// Time from start to end, summed over moves into this tier.
     pub move_ns: u64,
-    /// How often `audit` compared the next victim with that of the scan over all classes.
+    /// Number of times `audit` compared the next victim with the victim of a full scan.
     pub compared: u64,
-    /// How often an entry was worth less than that victim by its cost before rounding.
+    /// Number of times an entry was worth less than the victim by unrounded costs.
     pub regrets: u64,
-    /// Blocks that are resident here now, with all or some of their layers.
+    /// Blocks resident here now, with all or some of their layers.
     pub copies: u64,
-    /// Those of them that can be evicted at once without loss: their layers are resident below too,
-    /// or, on the last tier, above.
+    /// Resident blocks that can be evicted at once without loss: their layers are resident below
+    /// too, or, on the last tier, above.
     pub clean: u64,
-    /// Those of them that a hint retains.
+    /// Resident blocks retained by a hint.
     pub retained: u64,
 }
 
-/// Histograms of times on one tier.
+/// Histograms of times on a tier.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TierTimes {
-    /// Time since the last use, of blocks that requests found here.
+    /// Time since the last use, of blocks found here by requests.
     pub hit_age: Histogram,
     /// Time since the last use, of evicted copies.
     pub evict_age: Histogram,
-    /// Time from hand-out to end, of loads that read from here.
+    /// Time from issue to end, of loads from here.
     pub load: Histogram,
-    /// The same of stores that wrote to here.
+    /// Time from issue to end, of stores to here.
     pub store: Histogram,
-    /// The same of copies within this tier.
+    /// Time from issue to end, of copies within this tier.
     pub copy: Histogram,
 }
 
-/// Counters of all requests since the manager was made.
+/// Counters of all requests since the manager's creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestStats {
     /// Requests that became leases.
     pub requests: u64,
     /// Requests without room.
     pub refused: u64,
-    /// Full blocks of their prompts.
+    /// Full blocks of the leased prompts.
     pub blocks: u64,
-    /// Tokens of their prompts.
+    /// Tokens of the leased prompts.
     pub tokens: u64,
-    /// Blocks that entered the trie.
+    /// Blocks added to the trie.
     pub inserted: u64,
-    /// Blocks that a second lease computed as well.
+    /// Blocks computed by a second lease as well.
     pub duplicates: u64,
-    /// Failures that were overwritten before they were taken.
+    /// Failures overwritten before the caller read them.
     pub failed_lost: u64,
-    /// Blocks of leases that `load` may still find: neither hits nor misses yet.
+    /// Blocks that a later `load` may still find: neither hits nor misses yet.
     pub undecided: u64,
 }
 
@@ -160,21 +160,21 @@ impl Meter {
         &mut self.tiers[tier]
     }
 
-    /// Counts `blocks` blocks of `tokens` tokens each, of one age, as found on a tier.
+    /// Counts `blocks` hits of `tokens` tokens and equal age on a tier.
     pub(crate) fn count_hits(&mut self, tier: TierId, age: Nanos, blocks: u64, tokens: u32) {
         self.times[tier].hit_age.record(age, blocks);
         self.tiers[tier].hits += blocks;
         self.tiers[tier].tokens_hit += blocks * u64::from(tokens);
     }
 
-    /// Adds bytes, and their time, to the tiers of a route.
+    /// Adds bytes and their time to the tiers of a route.
     fn count(&mut self, (_, src, dst): MoveClass, bytes: u64, took: Nanos) {
         self.tiers[src].bytes_read += bytes;
         self.tiers[dst].bytes_written += bytes;
         self.tiers[dst].move_ns += took;
     }
 
-    /// The histogram of a kind of move.
+    /// The duration histogram of a kind of move.
     fn durations(&mut self, (kind, src, dst): MoveClass) -> &mut Histogram {
         match kind {
             MoveKind::Load => &mut self.times[src].load,
@@ -197,14 +197,13 @@ impl Manager {
         self.meter.requested
     }
 
-    /// Time since a block was last used.
+    /// Time since the last use of a block.
     pub(crate) fn idle(&self, block: BlockId, now: Nanos) -> Nanos {
         stamp(now).saturating_sub(self.node(block).access)
     }
 
-    /// Counts a request that found `path`, before `touch`. A block counts once,
-    /// on a tier from which some of it is loaded if there is one; a block that is computed again,
-    /// even in part, is no hit.
+    /// Counts a request that found `path`. Call it before `touch`. A block counts once, on a tier
+    /// it is partly loaded from, if any. A block recomputed even in part is no hit.
     pub(crate) fn count_request(
         &mut self,
         tokens: usize,
@@ -216,7 +215,7 @@ impl Manager {
         stats.requests += 1;
         stats.tokens += tokens as u64;
         stats.blocks += tokens as u64 / u64::from(self.settings.block_tokens);
-        // The usual case, without a buffer: all blocks are on one tier.
+        // The usual case, without a buffer: all blocks are on a single tier.
         if let [all] = &plan.spans[..] {
             if all.action != Action::Recompute {
                 self.count_hits(all.tier, &path[all.start as usize..all.stop as usize], now);
@@ -241,7 +240,7 @@ impl Manager {
         }
     }
 
-    /// Counts blocks found on a tier; those of a run were last used together.
+    /// Counts blocks found on a tier. The blocks of a run have the same last use.
     fn count_hits(&mut self, tier: TierId, path: &[BlockId], now: Nanos) {
         let size = self.settings.block_tokens;
         for (run, node) in self.blocks.trie().along(path) {
@@ -267,7 +266,7 @@ impl Manager {
         }
         stats.bytes_freed += u64::from(layers.len()) * self.settings.layer_bytes * number;
         self.meter.times[tier].evict_age.record(idle, number);
-        // Events need one entry per block, counters only one per run.
+        // Events need an entry per block, counters only an entry per run.
         if self.settings.events == 0 && self.settings.eviction_log == 0 {
             return;
         }
@@ -277,14 +276,14 @@ impl Manager {
         }
     }
 
-    /// Counts the victims that a shared tier would have been given in time.
+    /// Counts the victims lost before their store to a shared tier.
     fn count_dropped_stores(&mut self, evicted: &Evicted) {
         let Evicted { tier, blocks: ref run, reason, cause, .. } = *evicted;
         let evicts = matches!(cause, Cause::Demand | Cause::Ahead | Cause::Hinted);
         if reason != Reason::Dropped || !evicts || !self.tiers.writes(tier) {
             return;
         }
-        // Blocks of one run share their number of uses.
+        // Blocks of a run share their number of uses.
         if self.node(run.start).uses >= self.tiers[tier].spec.admit_after {
             let below = self.blocks.table(tier + 1);
             let dropped = run.clone().filter(|&block| below.none_present(block..block + 1)).count();
@@ -292,20 +291,20 @@ impl Manager {
         }
     }
 
-    /// Counts a copy that leaves a tier as a whole, not by eviction for room.
+    /// Counts the loss of a whole copy on a tier, except by eviction for room.
     pub(crate) fn count_loss(&mut self, tier: TierId, block: BlockId, cause: Cause, now: Nanos) {
         let here = self.residency(tier, block);
         if here.have.is_empty() {
             return;
         }
-        // A bad copy was no use, so nothing is lost.
+        // A bad copy was useless, so nothing is lost.
         let clean = here.state == ResidencyState::Bad || self.blocks.is_clean(tier, block);
         let reason = if clean { Reason::Clean } else { Reason::Dropped };
         let blocks = block..block + 1;
         self.count_eviction(&Evicted { tier, blocks, layers: here.have, reason, cause }, now);
     }
 
-    /// Counts a move that ended well.
+    /// Counts a successful move.
     pub(crate) fn count_move(&mut self, known: &InFlightMove, now: Nanos) {
         let bytes = self.settings.move_bytes(known.group, known.layers);
         let class = (known.kind, known.src, known.dst);
@@ -313,11 +312,11 @@ impl Manager {
         self.meter.durations(class).record(now.saturating_sub(known.handed), 1);
     }
 
-    /// Counts moves of full blocks over one route, and removes them.
+    /// Counts moves of full blocks over a route, and removes them.
     pub(crate) fn end_moves(&mut self, class: MoveClass, ids: &[MoveId], now: Nanos) {
         let bytes = self.settings.layer_bytes * u64::from(self.settings.layers);
         let mut took = 0;
-        // Mostly all were handed out together, so one histogram entry serves all.
+        // Most moves were issued together, so a single histogram entry serves them all.
         let mut handed: SmallVec<[(Nanos, u64); 2]> = SmallVec::new();
         self.moves.forget(ids, |known| {
             took += now.saturating_sub(known.started);
@@ -332,7 +331,7 @@ impl Manager {
         }
     }
 
-    /// Counts everything as evicted that `reset` forgets; the counters stay.
+    /// Counts all copies as evicted by `reset`. The counters stay.
     pub(crate) fn count_reset(&mut self) {
         let now = self.clock.last();
         self.meter.log = Log::new(0);
@@ -344,8 +343,8 @@ impl Manager {
         self.meter.log = Log::new(self.settings.eviction_log);
     }
 
-    /// Compares the next victim of a tier with that of the reference scan, which must be the same,
-    /// and with costs before rounding, by which it may be a regret.
+    /// Compares the next victim of a tier with the victim of the reference scan: they must be
+    /// equal. Counts a regret if an entry was worth less by unrounded costs.
     pub(crate) fn compare_victims(&mut self, tier: TierId, broken: &mut Vec<String>) {
         let now = stamp(self.clock.last());
         let index = &mut self.tiers[tier].eviction;
@@ -359,7 +358,7 @@ impl Manager {
         stats.regrets += u64::from(regret);
     }
 
-    /// Whether an entry of the victim's priority is worth less than the victim, by unrounded costs.
+    /// Whether any entry is worth less than the victim by unrounded costs.
     fn regrets(&self, tier: TierId, victim: &Entry, now: Stamp) -> bool {
         let index = &self.tiers[tier].eviction;
         let unrounded = |entry: &Entry| {
@@ -371,7 +370,7 @@ impl Manager {
         others.any(|other| index.worth_less(&unrounded(&other), &taken, now))
     }
 
-    /// The counters of copies equal a full scan.
+    /// Checks that the counters of copies equal a full scan.
     pub(crate) fn audit_meter(&self, broken: &mut Vec<String>) {
         for tier in 0..self.tiers.len() {
             let resident =

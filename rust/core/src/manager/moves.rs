@@ -1,14 +1,14 @@
 //! Moves: the queue of copies for the executor.
 //!
-//! Each move is handed out exactly once, after all that it depends on but at most one move, which
-//! it names as `after`. Invariant: the queue is in topological order, and both ends of a move are
-//! busy until it has ended. Cost: O(log moves) each. A move's life:
+//! Each move is issued exactly once, after all its dependencies, except at most the move named by
+//! `after`. Invariant: the queue is in topological order, and both ends of a move are busy until it
+//! has ended. Cost: O(log moves) each. A move's life:
 //!
 //! ```text
 //! add_move --> parked --> queue --> issued --> done on some ranks --> ended, ok
 //!               |            |         |                 |
 //!               +------------+---------+-- fail ---------+--> failed --> ended, on every rank
-//! parked: more than one dependency, a parked one, or a slot that the engine has not named
+//! parked: more than one dependency, a parked dependency, or a slot not yet named by the engine
 //! ```
 
 pub(super) mod awaits;
@@ -35,7 +35,7 @@ use crate::time::Nanos;
 use crate::manager::Manager;
 use crate::transfer::{End, Endpoint, InFlightMove, Move, MoveKind};
 
-/// Route of moves of one kind between two tiers, computed once per batch.
+/// Route of moves of a kind between two tiers, computed once per batch.
 #[derive(Clone, Copy)]
 pub(super) struct Route {
     lane: LaneId,
@@ -45,7 +45,7 @@ pub(super) struct Route {
     labelled: bool,
 }
 
-/// Specification of a new move; `enter` adds id, times and dependencies.
+/// Specification of a new move. `enter` adds id, times and dependencies.
 pub(super) struct NewMove {
     pub(super) kind: MoveKind,
     pub(super) lease: LeaseId,
@@ -58,8 +58,8 @@ pub(super) struct NewMove {
 }
 
 impl Manager {
-    /// Hands out up to `limit` moves, each exactly once, in topological order. All stores to a shared
-    /// tier are among them, and count as begun.
+    /// Issues up to `limit` moves, each exactly once, in topological order. They include all stores
+    /// to a shared tier, and these stores count as started.
     ///
     /// # Errors
     /// [`Error::Closed`] or [`Error::Invariant`].
@@ -67,8 +67,8 @@ impl Manager {
         self.hand_out(limit, usize::MAX, |known, lease| Move { lease, ..known.clone() })
     }
 
-    /// As [`Manager::moves`], but stores of at most `shared` blocks to a shared tier begin by it, and it
-    /// returns `give` of each move and of the lease that asked for it or waits for it.
+    /// Like [`Manager::moves`], but starts stores of at most `shared` blocks to a shared tier.
+    /// Returns `give` of each move and of the lease that requested or awaits it.
     ///
     /// # Errors
     /// As [`Manager::moves`].
@@ -85,7 +85,8 @@ impl Manager {
         }
         let number = limit.min(self.moves.queued());
         let any = self.moves.peek(number).any(|known| known.lease == 0);
-        // Looking for the waiting leases takes O(leases): only if a move has none.
+        // Searching for the waiting leases takes O(leases), so do it only for a move without a
+        // lease.
         let first = if any { self.first_to_await() } else { FxHashMap::default() };
         let mut out = Vec::with_capacity(number);
         self.moves.hand_out(number, self.clock.last(), |known| {
@@ -98,7 +99,7 @@ impl Manager {
         Ok(out)
     }
 
-    /// Index by move: the oldest of the leases that wait for it.
+    /// The oldest waiting lease of each move.
     fn first_to_await(&self) -> FxHashMap<MoveId, LeaseId> {
         let mut all: FxHashMap<MoveId, LeaseId> = FxHashMap::default();
         let mut visit = |id: MoveId, lease: LeaseId| {
@@ -110,7 +111,7 @@ impl Manager {
                 visit(id, lease);
             }
         }
-        // While slots drain, a lease that was promised one waits for the store that reads it.
+        // A lease with a draining slot waits for the store that reads the slot.
         if !self.blocks.none_draining(0) {
             for lease in self.leases.values() {
                 self.readers(lease, usize::MAX).for_each(|id| visit(id, lease.id));
@@ -119,17 +120,17 @@ impl Manager {
         all
     }
 
-    /// The moves that wait to be handed out, and all that are in flight.
+    /// Number of moves not yet issued, and of all moves in flight.
     #[must_use]
     pub fn pending(&self) -> (usize, usize) {
         (self.moves.queued(), self.moves.len())
     }
 
-    /// The predicted first-layer and last-layer ready times of moves in flight; a move that has
-    /// ended is ready now.
+    /// The predicted first-layer and last-layer ready times of moves in flight. An ended move is
+    /// ready now.
     ///
     /// # Errors
-    /// [`Error::Config`] for an id that was never given out.
+    /// [`Error::Config`] for an id that was never assigned.
     pub fn predict(&self, ids: &[MoveId], now: Nanos) -> Result<Vec<(Nanos, Nanos)>> {
         if let Some(id) = ids.iter().find(|&&id| !self.moves.issued_id(id)) {
             return Err(Error::config(format!("there is no move {id}")));
@@ -166,7 +167,7 @@ impl Manager {
     /// The route of moves of this kind between two tiers.
     pub(super) fn route(&self, kind: MoveKind, src: TierId, dst: TierId) -> Route {
         let lane = match kind {
-            // A tier has one lane for reads and one for writes; a load queues at its source.
+            // A tier has a read lane and a write lane. A load queues at its source.
             MoveKind::Load | MoveKind::Copy => self.tiers[src].read,
             MoveKind::Store => self.tiers[dst].store,
         };
@@ -177,7 +178,7 @@ impl Manager {
         Route { lane, keyed: far(src) || far(dst), labelled: far(dst) }
     }
 
-    /// Adds a move between ends that are already busy, and returns its predicted times.
+    /// Adds a move between busy ends, and returns its predicted times.
     #[expect(clippy::inline_always, reason = "a batch of moves: a tenth of what offloading takes")]
     #[inline(always)]
     pub(super) fn enter(
@@ -238,7 +239,7 @@ impl Manager {
         (id, times)
     }
 
-    /// Bytes of some tokens of a block: a partial block transfers only its own.
+    /// Bytes of some tokens of a block: a partial block transfers only its tokens.
     fn bytes_of(&self, group: u8, layers: Layers, tokens: u32) -> u64 {
         let full = self.settings.move_bytes(group, layers);
         if tokens == self.settings.block_tokens {
@@ -248,7 +249,7 @@ impl Manager {
         }
     }
 
-    /// When a source that was marked and is still arriving is there; 0 for any other.
+    /// Ready time of a marked source that is still arriving, or 0.
     fn marked_until(&self, src: Endpoint, block: Option<BlockId>) -> Nanos {
         // All groups of a block are marked with the first.
         let coming = block.filter(|_| src.end == End::Here);
@@ -256,7 +257,7 @@ impl Manager {
         coming.filter(|arrival| arrival.moves.is_empty()).map_or(0, |arrival| arrival.ready)
     }
 
-    /// Brings the entry of a block in line; of another group than the first nothing is linked.
+    /// Refreshes the entry of a block's part. Only the first group has entries.
     pub(super) fn refresh_part(&mut self, place: Place, block: BlockId) {
         if place.group == 0 {
             self.refresh_on(place.tier, block);
@@ -277,7 +278,7 @@ impl Manager {
         let first = times.clone().map(|m| m.first).min().unwrap_or(0);
         let ready = times.map(|m| m.ready).max().unwrap_or(0);
         self.blocks.alter(place, block, |here| here.state = ResidencyState::Arriving);
-        // The first layers to arrive: later loads of the block extend the same arrival.
+        // The first arriving layers start an arrival, and later loads of the block extend it.
         if self.arrival(place, block).is_none() {
             let arrival = Arrival::new(have, MoveIds::new(), first, ready);
             self.blocks.attach_arrival(place, block, arrival);

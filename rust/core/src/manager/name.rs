@@ -1,7 +1,7 @@
 //! Storage names: the keys and records of blocks on persistent tiers.
 //!
-//! Invariant: a path that is computed again has the same keys. Cost: one hash per block below the
-//! next ancestor whose key is cached, at most sixteen once a deeper key was computed.
+//! Invariant: a path has the same keys after recomputation. Cost: a hash per block below the next
+//! ancestor with a cached key, at most sixteen once a deeper key was computed.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -18,10 +18,10 @@ use crate::manager::Manager;
 use crate::manager::keys::BlockName;
 
 impl Manager {
-    /// Content keys of the full blocks of a sequence, cached or not. Cost: one hash per block.
+    /// Content keys of the full blocks of a sequence, cached or not. Cost: a hash per block.
     ///
     /// # Errors
-    /// [`crate::error::Error::Config`] for tokens that could be taken for digests.
+    /// [`crate::error::Error::Config`] for tokens in the range of digests.
     pub fn keys(&self, scope: &Scope, tokens: &[Token]) -> Result<Vec<BlockKey>> {
         self.open()?;
         self.scopes.digests.check(scope, tokens)?;
@@ -36,7 +36,7 @@ impl Manager {
     }
 
     /// Name of a block.
-    // Keys are chained: hash downwards from the nearest ancestor whose name is cached.
+    // Keys are chained: hash downwards from the nearest ancestor with a cached name.
     pub(crate) fn name(&mut self, block: BlockId) -> BlockName {
         let mut path: SmallVec<[BlockId; 16]> = SmallVec::new();
         let (mut next, mut above) = (Some(block), None);
@@ -72,7 +72,7 @@ impl Manager {
         BlockName { key: record.key(), private: before || !record.digests.is_empty() }
     }
 
-    /// Index of all blocks by key. Cost: one hash per block of the trie.
+    /// Index of all blocks by key. Cost: a hash per block of the trie.
     pub(crate) fn by_key(&self) -> FxHashMap<BlockKey, BlockId> {
         let mut known = FxHashMap::default();
         let firsts = self.scopes.all().flat_map(|(_, scope)| self.trie().first_blocks(scope.root));
@@ -86,7 +86,7 @@ impl Manager {
         known
     }
 
-    /// The label that a store writes with the bytes of a block.
+    /// The label stored with the bytes of a block.
     pub(crate) fn label(&mut self, block: BlockId, now: Nanos) -> Label {
         let above = self.trie().parent(block).map(|parent| self.key(parent));
         let node = *self.node(block);
@@ -131,13 +131,13 @@ impl Manager {
         }
     }
 
-    /// The key to which the first blocks of a scope are chained.
+    /// The key chained before the first blocks of a scope.
     pub(crate) fn scope_key(&self, tenant: &[u8], lora: &str) -> BlockKey {
         let settings = &self.settings;
         scope_key(&settings.fingerprint, settings.block_tokens, tenant, lora)
     }
 
-    /// The same for the scope of a block.
+    /// The scope key of a block's scope.
     pub(crate) fn scope_key_of(&self, block: BlockId) -> BlockKey {
         let whose = &self.scopes.get(self.node(block).scope).whose;
         self.scope_key(whose.tenant(), whose.lora())

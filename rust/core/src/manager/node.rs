@@ -1,8 +1,8 @@
 //! Nodes: the values of a block in the trie, the facts that rank it, and its removal.
 //!
 //! Invariant: after every change `refresh` has brought the block's entries in the eviction indexes
-//! in line with its state. Cost: O(tiers · log n) per refresh; in leaf-only scopes also the
-//! children, up to the first that is resident.
+//! in line with its state. Cost: O(tiers · log n) per refresh. In leaf-only scopes also the
+//! children, up to the first resident child.
 
 use std::ops::Range;
 
@@ -18,34 +18,34 @@ use crate::trie::GroupSlice;
 use crate::manager::Manager;
 use crate::manager::settings::DropOrder;
 
-/// Values that all blocks of a run share.
+/// Values shared by all blocks of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Node {
     pub(super) scope: ScopeId,
-    /// Refcount: leases whose path goes through here.
+    /// Refcount: number of leases with this block on their path.
     pub(super) refs: u32,
-    /// Requests that used it, before an earlier eviction included.
+    /// Number of requests that used the block, including requests before an earlier eviction.
     pub(super) uses: u32,
-    /// When it was last used.
+    /// Time of the last use.
     pub(super) access: Stamp,
-    /// Blocks of its session before a restart; 0 if it had none.
+    /// Length in blocks of the block's session before a restart, 0 if unknown.
     pub(super) session_blocks: u32,
 }
 
-/// A path as ranges of blocks, one per run; few paths have more runs than turns.
+/// A path as ranges of blocks, a range per run. Few paths have more runs than turns.
 pub(super) type Runs = SmallVec<[Range<BlockId>; 12]>;
 
-/// Ghosts of blocks that come back, as (blocks, ghost) per stretch of equal ones.
+/// Ghosts of returning blocks, as (number of blocks, ghost) per stretch of equal ghosts.
 type Ghosts = SmallVec<[(usize, u32); 8]>;
 
-/// Slices of trie groups that leave the trie, each with its ghost.
+/// Slices of trie groups leaving the trie, each with its ghost.
 pub(super) type GroupSlices = SmallVec<[(GroupSlice, u32); 16]>;
 
 impl Manager {
-    /// The layers of a block that are resident on a tier or in flight to it.
+    /// The layers of a block resident on a tier or in flight to it.
     pub(super) fn expected(&self, tier: TierId, block: BlockId) -> Layers {
         let here = self.residency(tier, block);
-        // A bad copy has layers that no request can use.
+        // A bad copy has unusable layers.
         if here.state != ResidencyState::Arriving {
             return here.usable();
         }
@@ -61,7 +61,7 @@ impl Manager {
         self.arrival(tier, block).is_some_and(|arrival| arrival.failed)
     }
 
-    /// The layers that an eviction takes next from `have`, the layers resident on a tier.
+    /// The next layers to evict out of `have`, the layers resident on a tier.
     pub(super) fn next_out(&self, tier: TierId, block: BlockId, have: Layers) -> Layers {
         if !self.tiers[tier].spec.layer_slots {
             return have;
@@ -69,7 +69,7 @@ impl Manager {
         let back = Layers::new(have.hi - 1, have.hi);
         match self.tiers.departure(tier) {
             Departure::Demote => back,
-            // A leaf-only block is of use only with all its layers.
+            // A leaf-only block is useless without all its layers.
             Departure::Drop if self.departures(block) == Structure::LeafOnly => have,
             Departure::Drop if self.settings.drop_order == DropOrder::Seed => back,
             // On the last tier the shallow layer goes: recomputation passes through it anyway.
@@ -78,14 +78,14 @@ impl Manager {
         }
     }
 
-    /// Length in blocks of the shortest session through a block; before one is seen, of the session
-    /// that stored it.
+    /// Length in blocks of the shortest session through a block. Before the first session, the
+    /// length stored with the block.
     pub(super) fn session_blocks(&self, block: BlockId) -> Option<u32> {
         let stored = self.node(block).session_blocks;
         self.sessions.shortest(block).or((stored > 0).then_some(stored))
     }
 
-    /// The facts by which a policy ranks a block that has `have` resident on a tier.
+    /// The inputs of a policy for a block with the layers `have` resident on a tier.
     pub(super) fn facts(&self, tier: TierId, block: BlockId, have: Layers) -> Facts {
         let (depth, node) = (self.trie().depth(block), self.node(block));
         let tokens = u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight);
@@ -97,7 +97,7 @@ impl Manager {
         Facts {
             id: block,
             context: u64::from(depth) * tokens,
-            // Some facts cost a lookup: only policies that read them pay.
+            // Some facts cost a lookup, so they are read only for policies that need them.
             block: depth,
             session_blocks: sessions.unwrap_or(depth + 1),
             uses: node.uses,
@@ -110,7 +110,7 @@ impl Manager {
             layers: have,
             model_layers: self.settings.layers,
             layer: single.then_some(out.lo),
-            // The source document weighs every layer as if it were demoted.
+            // The seed's order ranks every layer as if it were demoted.
             departure: match self.settings.drop_order {
                 DropOrder::Seed => Departure::Demote,
                 DropOrder::Shallow => self.tiers.departure(tier),
@@ -129,7 +129,7 @@ impl Manager {
         }
     }
 
-    /// How long the blocks of a tier take to load, on idle lanes, from it and from the tier below.
+    /// Load times of the blocks of a tier on idle lanes: from this tier and from the tier below.
     pub(super) fn reload(&self, tier: TierId) -> Reload {
         let bytes = self.settings.layer_bytes * u64::from(self.settings.layers);
         let time = |tier: TierId| self.lanes.takes(self.tiers[tier].read, bytes);
@@ -143,13 +143,13 @@ impl Manager {
     /// The entry of a block in a tier's eviction index.
     pub(super) fn entry(&self, tier: TierId, block: BlockId, have: Layers) -> Entry {
         let (depth, index) = (self.trie().depth(block), &self.tiers[tier].eviction);
-        // Equal values: the deepest of a leaf-only path leaves first, of a path with holes the
-        // first.
+        // Among equal values, the deepest block of a leaf-only path leaves first, and the first
+        // block of a path with holes.
         let tie = match self.departures(block) {
             Structure::LeafOnly => u32::MAX - depth,
             Structure::Holes => depth,
         };
-        // Of most blocks such a policy needs the last use alone, of a resume point its worth too.
+        // These policies rank a block by its last use alone, and a resume point by its price too.
         let priced = !self.prices.is_empty() || self.points.has_on(tier, block);
         if index.order_kind() == Order::Ends && !priced {
             let last_use = self.feed.last_use(block, depth, &self.settings);
@@ -166,7 +166,7 @@ impl Manager {
         let node = *self.node(block);
         let settled =
             matches!(here.state, ResidencyState::Resident | ResidencyState::Bad) && here.busy == 0;
-        // An engine evicts from its own tier itself; a pinned block stays on the first tier; a
+        // An engine evicts from its tier itself. A pinned block stays on the first tier. A
         // leaf-only block leaves after its children.
         settled
             && self.tiers[tier].spec.owner != Owner::Engine
@@ -184,13 +184,15 @@ impl Manager {
         (0..self.tiers.len()).for_each(|tier| self.blocks.table(tier).prefetch_line(block));
     }
 
-    /// The ranges of a path, one per run.
+    /// The ranges of a path, a range per run.
     pub(super) fn runs(&self, path: &[BlockId]) -> Runs {
         self.trie().along(path).map(|(run, _)| run).collect()
     }
 
-    /// The blocks of a run that may have an entry on a tier, except those with a resume point. If all
-    /// of a leaf-only run is resident, that is its last block: any other has a child there.
+    /// The blocks of a run with a possible entry on a tier, except resume points.
+    ///
+    /// In a fully resident leaf-only run only the last block has an entry, because every earlier
+    /// block has a resident child.
     pub(super) fn edge(
         &self,
         tier: TierId,
@@ -198,7 +200,7 @@ impl Manager {
         structure: Structure,
     ) -> Range<BlockId> {
         let (all, here) = (self.holds_all(tier), &self.blocks.table(tier));
-        // Nothing of the run is on the tier, so nothing of it has an entry there.
+        // A run without resident blocks has no entries.
         if !all && here.none_present(run.clone()) {
             return run.end..run.end;
         }
@@ -208,19 +210,20 @@ impl Manager {
         run
     }
 
-    /// Brings the entries of a block in line with its state. To be called after any change of
-    /// residency, refcount, access or price.
+    /// Updates the eviction entries of a block. Call it after any change of residency, refcount,
+    /// access or price.
     pub(super) fn refresh(&mut self, block: BlockId) {
         for tier in 0..self.tiers.len() {
             self.refresh_on(tier, block);
         }
     }
 
-    /// The same on one tier.
+    /// Updates the eviction entry of a block on a tier.
     pub(super) fn refresh_on(&mut self, tier: TierId, block: BlockId) {
         let alive = self.trie().alive(block);
         let known = self.tiers[tier].eviction.get(block);
-        // A pinned block without an entry stays without one: the usual case of a decoding lease.
+        // A pinned block without an entry stays without an entry: the usual case of a decoding
+        // lease.
         if known.is_none() && tier == 0 && alive && self.node(block).refs > 0 {
             return;
         }
@@ -234,7 +237,7 @@ impl Manager {
         self.tiers.set_entry(tier, block, known, wanted, band);
     }
 
-    /// Drops the store to a shared tier of a copy that has left its tier, if one waits.
+    /// Drops the waiting store to a shared tier of a copy that has left its tier.
     #[inline]
     pub(super) fn drop_shared_store(&mut self, tier: TierId, block: BlockId) {
         if !self.shared_stores.is_empty()
@@ -244,8 +247,8 @@ impl Manager {
         }
     }
 
-    /// Updates policy, hints, the block's entry and its parent's after its residency on a tier
-    /// changed.
+    /// Updates policy, hints and the entries of a block and its parent after a residency change on
+    /// a tier.
     pub(super) fn residency_changed(&mut self, tier: TierId, block: BlockId) {
         self.drop_shared_store(tier, block);
         self.note_arrival(tier, block);
@@ -257,8 +260,8 @@ impl Manager {
         }
     }
 
-    /// Updates the entries on the tiers above of a block whose children left a tier or came to it: by
-    /// that it serves a resume point or not.
+    /// Updates a block's entries on the tiers above after its children left a tier or arrived
+    /// there: the children decide whether the block serves a resume point.
     pub(super) fn refresh_above(&mut self, tier: TierId, block: Option<BlockId>) {
         if let (true, Some(block)) = (self.points.several(), block) {
             (0..tier).for_each(|above| self.refresh_on(above, block));
@@ -268,12 +271,12 @@ impl Manager {
     /// Counts a request's use of the blocks of a path at `now`.
     pub(super) fn touch(&mut self, path: &[BlockId], now: Nanos) {
         let mut runs = Runs::new();
-        // A pinned block has no entry on the first tier, so nothing is to be refreshed there.
+        // A pinned block has no entry on the first tier, so it needs no refresh there.
         let single = self.tiers.len() == 1;
         self.blocks.change_values(path, |run, node| {
             node.access = stamp(now);
             node.uses = node.uses.saturating_add(1);
-            // On one tier only a block that was not pinned has an entry to refresh.
+            // With a single tier, only a block that was not pinned has an entry to refresh.
             if node.refs == 0 || !single {
                 runs.push(run);
             }
@@ -289,7 +292,7 @@ impl Manager {
         self.refresh_runs(self.runs(path));
     }
 
-    /// The same for ranges, but only at their ends where no other block can have an entry.
+    /// Refreshes the entries of ranges of blocks. Skips blocks without a possible entry.
     fn refresh_runs(&mut self, runs: Runs) {
         let Some(first) = runs.first() else { return };
         let structure = self.departures(first.start);
@@ -299,7 +302,7 @@ impl Manager {
         }
     }
 
-    /// The same for one range, on all tiers from `first` on.
+    /// Refreshes the entries of a range on the tiers from `first` on.
     pub(super) fn refresh_from(
         &mut self,
         first: TierId,
@@ -314,8 +317,8 @@ impl Manager {
         }
     }
 
-    /// Adds consecutive blocks under `parent` to the trie and to `path`, with the values of `node`;
-    /// use counts before eviction are added to its uses.
+    /// Adds consecutive blocks under `parent` to the trie and to `path`, with the values of `node`.
+    /// Adds their use counts from before eviction to its uses.
     pub(super) fn new_nodes(
         &mut self,
         node: Node,
@@ -333,7 +336,7 @@ impl Manager {
         self.grant_new(node.scope, parent, &path[known..]);
     }
 
-    /// Extends the trie, and feeds policies and ghosts.
+    /// Extends the trie, and updates policies and ghosts.
     fn extend_trie(
         &mut self,
         node: Node,
@@ -344,14 +347,14 @@ impl Manager {
         let ScopeEntry { root, seed, .. } = *self.scopes.get(node.scope);
         let known = path.len();
         let mut ghosts = Ghosts::new();
-        // New blocks may continue with the use counts that they had before eviction.
+        // Use counts from before eviction continue in the new blocks.
         if self.feed.has_ghosts() {
             let (mut rest, mut last) = (tokens, parent);
             ghosts = self.ghosts_of(seed, parent, tokens);
             if self.feed.learns() {
                 fill_gaps(&mut ghosts);
             }
-            // Blocks of one use count share a run.
+            // Blocks with equal use counts share a run.
             for &(blocks, ghost) in &ghosts {
                 let (now, later) = rest.split_at(blocks * self.block_tokens());
                 let node = Node { uses: node.uses + self.feed.uses_of(ghost), ..node };
@@ -361,19 +364,19 @@ impl Manager {
         } else {
             self.blocks.extend(root, parent, tokens, node, path);
         }
-        // Blocks that are added for a request are pinned already.
+        // Blocks added for a request are pinned already.
         let used = node.refs > 0;
         self.use_new(&path[known..], &ghosts, used);
     }
 
-    /// The ghosts of blocks that are added.
+    /// Takes the ghosts of new blocks.
     fn ghosts_of(&mut self, seed: u64, parent: Option<BlockId>, tokens: &[Token]) -> Ghosts {
         let mut counts = Ghosts::new();
         let mut add = |blocks: usize, ghost: u32| match counts.last_mut() {
             Some((known, same)) if *same == ghost => *known += blocks,
             _ => counts.push((blocks, ghost)),
         };
-        // All lines are prefetched before the first is read.
+        // Prefetch all cache lines before the first read.
         let slices = self
             .trie()
             .slices(seed, parent, tokens)
@@ -396,12 +399,11 @@ impl Manager {
         below
     }
 
-    /// Removes nodes that are resident nowhere, not pinned and without children, from `block`
-    /// upwards.
+    /// Removes unpinned nodes without copies and children, from `block` upwards.
     pub(super) fn prune(&mut self, block: BlockId) {
         let mut next = Some(block);
         while let Some(block) = next {
-            // Another call has removed it, and its ancestors with it if possible.
+            // An earlier call has removed the block and its removable ancestors.
             if !self.trie().alive(block) {
                 return;
             }
@@ -418,8 +420,8 @@ impl Manager {
         }
     }
 
-    /// The slices to remember of the tails of runs that are about to leave the trie, the last block
-    /// first: a ghost table keeps later entries longer.
+    /// The slices to remember of tails of runs about to leave the trie, the last block first: a
+    /// ghost table keeps later entries longer.
     pub(super) fn slices_leaving(&self, runs: impl Iterator<Item = Range<BlockId>>) -> GroupSlices {
         let mut all = GroupSlices::new();
         if !self.feed.keeps_ghosts() {
@@ -436,7 +438,7 @@ impl Manager {
                 let mut places = slice.places.start..slice.places.end;
                 let start = block;
                 block += u32::try_from(places.len()).expect("a group");
-                // Blocks of one run may be of different turns.
+                // Blocks of a run may be of different turns.
                 if !self.feed.one_ghost(start..block) {
                     for place in slice.places.clone().skip(1) {
                         let next = self.feed.ghost_of(block - (slice.places.end - place), uses);
@@ -454,15 +456,15 @@ impl Manager {
         all
     }
 
-    /// Puts slices that left the trie into the ghost table.
+    /// Adds slices removed from the trie to the ghost table.
     pub(super) fn remember(&mut self, slices: &GroupSlices) {
         for (slice, ghost) in slices {
             self.feed.put_ghosts(slice, *ghost);
         }
     }
 
-    /// Removes the tail of a run, which is resident nowhere, has no child and is in the ghost
-    /// table, and prunes upwards from `before`.
+    /// Removes the tail of a run and prunes upwards from `before`. The tail has no copies and no
+    /// children, and is in the ghost table.
     pub(super) fn forget(&mut self, blocks: Range<BlockId>, before: Option<BlockId>) {
         self.remove_nodes(blocks, before);
         if let Some(before) = before {
@@ -478,7 +480,7 @@ impl Manager {
                 self.blocks.discard_all(block);
             }
         }
-        // Events name the block, whose key and tokens leave with it.
+        // Events name the block by its key and tokens, so record them before the removal.
         self.name_changes();
         self.forget_side_tables(blocks.clone(), before);
         let first = before.is_none().then(|| self.node(blocks.start).scope);
@@ -539,7 +541,7 @@ impl Manager {
         here.overflow() == 0 && here.copies() == self.trie().len() as u64
     }
 
-    /// The smallest range around the layers of a block that no tier has or expects.
+    /// The smallest range around the layers of a block missing on every tier.
     pub(super) fn missing(&self, block: BlockId) -> Layers {
         let all = self.all_layers();
         if (0..self.tiers.len()).any(|tier| self.expected(tier, block) == all) {
@@ -558,8 +560,8 @@ impl Manager {
     }
 }
 
-/// Gives blocks whose ghosts were lost, before one that has its own, that one's: no path is known
-/// without the blocks before it.
+/// Replaces lost ghosts by the next ghost on the path: a known block implies known blocks before
+/// it.
 fn fill_gaps(ghosts: &mut Ghosts) {
     let mut behind = 0;
     for (_, ghost) in ghosts.iter_mut().rev() {

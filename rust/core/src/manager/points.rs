@@ -1,18 +1,18 @@
-//! Resume points: borders of blocks at which a request can go on, of a model with several groups.
+//! Resume points: block borders at which a request of a model with several groups can resume.
 //!
-//! A point is on one or more tiers. On each it holds all that a resume at its border needs of the
-//! groups after the first. In that tier's eviction index the entry of a block with a point is the
-//! point's: it leaves before the block, which keeps the blocks before it. A block without a point that
-//! no block follows serves no resume, and leaves first.
+//! Each tier of a point has everything that a resume at its border needs of the groups after the
+//! first. In a tier's eviction index, a block with a point has the point's entry: the point leaves
+//! before the block and its prefix. A leaf without a point serves no resume, and leaves first.
 //!
 //! ```text
-//!   blocks   0 -- 1 -- 2 -- 3 -- 4 -- 5     point at 4: cost of 2..4, bytes of its windows and state
+//!   blocks   0 -- 1 -- 2 -- 3 -- 4 -- 5     point at 4: cost of 2..4, bytes of windows and state
 //!            point at 2 ^    \        ^ no point: leaves first
-//!                             6 -- 7 < point at 8, whose point before is that at 2
+//!                             6 -- 7 < point at 8; the point before it is at 2
 //! ```
 //!
-//! Invariant: a point's needs are on each of its tiers, and held by it; `before` is the nearest point on the path
-//! to it, `after` the points that name it. Cost: O(path) per point; O(1) per block without a point that is looked up, O(log n) with one.
+//! Invariant: a point's needs are on each of its tiers, and held by the point. `before` is the
+//! nearest point on the path to it, and `after` lists the next points. Cost: O(path) per point. A
+//! lookup of a block costs O(1) without a point, O(log n) with a point.
 
 mod audit;
 pub(in crate::manager) mod named;
@@ -36,81 +36,81 @@ use named::NamedBorders;
 /// Priority of blocks that serve no resume point.
 const NO_RESUME: Priority = 0;
 
-/// How long a resume point stays while newer ones are made on its path.
+/// Lifetime of a resume point while newer points are made on its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stay {
-    /// As long as it is among the newest.
+    /// As long as it is among the newest points.
     Newest,
-    /// As long as the point after it: a repeat of the prompt that ends there goes on here.
+    /// As long as the next point: a repeated prompt that ends there resumes here.
     Next,
-    /// Whatever follows.
+    /// Regardless of later points.
     Always,
 }
 
 /// Resume point after a block.
 #[derive(Clone, Debug)]
 pub(super) struct Point {
-    /// Blocks before the border.
+    /// Number of blocks before the border.
     pub(super) border: u32,
-    /// How long it stays.
+    /// Lifetime of the point.
     pub(super) stay: Stay,
-    /// Bit set of the tiers that have all that it needs.
+    /// Bit set of the tiers that have all its needs.
     pub(super) tiers: u8,
-    /// Block of the nearest point before it on its path.
+    /// Block of the previous point on its path.
     pub(super) before: Option<BlockId>,
-    /// Blocks of the points whose `before` it is.
+    /// Blocks of the next points.
     pub(super) after: SmallVec<[BlockId; 2]>,
 }
 
-/// Point that has ended.
+/// Removed point.
 #[derive(Clone, Debug)]
 pub(super) struct Ended {
     point: Point,
-    /// Blocks of the points that followed the one before it.
+    /// Blocks of the next points of its previous point.
     siblings: SmallVec<[BlockId; 2]>,
 }
 
-/// Point as it was before it left a tier or came to one.
+/// State of a point before it moved between tiers.
 #[derive(Clone, Debug)]
 pub(super) struct Shifted {
     tiers: u8,
-    /// The point, if that was its last tier.
+    /// The point, if it lost its last tier.
     ended: Option<Ended>,
 }
 
 impl Ended {
-    /// Blocks of the points directly before and after it.
+    /// Blocks of the previous and the next points.
     fn around(&self) -> impl Iterator<Item = BlockId> + '_ {
         self.point.after.iter().copied().chain(self.point.before)
     }
 }
 
 impl Shifted {
-    /// Blocks of the points around a point that ended.
+    /// Blocks of the neighbours of a removed point.
     pub(super) fn around(&self) -> impl Iterator<Item = BlockId> + '_ {
         self.ended.iter().flat_map(Ended::around)
     }
 }
 
-/// Resume points, and the groups that they are of.
+/// Resume points, and the model's groups.
 #[derive(Debug)]
 pub(super) struct Points {
-    /// All groups; a point holds nothing of the first.
+    /// All groups. A point holds nothing of the first group.
     pub(super) groups: Vec<Group>,
-    /// Tokens of a block, each with its KV.
+    /// Number of tokens of a block.
     pub(super) block_tokens: u64,
     newest: u32,
-    /// Blocks from point to point; 0 for points at ends and branches.
+    /// Distance in blocks between points. 0 for points at ends and branches.
     pub(super) every: u32,
-    /// Borders that hints name and that are no points yet.
+    /// Borders named by hints before they become points.
     pub(super) named: NamedBorders,
     at: BTreeMap<BlockId, Point>,
-    /// A bit per block that has a point: most blocks have none.
+    /// A bit per block with a point: most blocks have none.
     bits: PagedVec<u64>,
 }
 
 impl Points {
-    /// No points.
+    /// An empty table.
     pub(super) fn new(settings: &Settings) -> Self {
         let full = Group {
             kind: GroupKind::Full,
@@ -132,8 +132,8 @@ impl Points {
         }
     }
 
-    /// Whether there are groups after the first. Without them a request resumes after any block, and
-    /// no point is kept.
+    /// Whether there are groups after the first. Without them a request resumes after any block,
+    /// and no point is kept.
     #[inline]
     pub(super) fn several(&self) -> bool {
         self.groups.len() > 1
@@ -150,17 +150,17 @@ impl Points {
         self.at.is_empty()
     }
 
-    /// Whether a resume point is after a block.
+    /// Whether a block has a resume point.
     pub(super) fn has(&self, block: BlockId) -> bool {
         self.bits.get(block / 64).is_some_and(|bits| bits >> (block % 64) & 1 == 1)
     }
 
-    /// The point after a block.
+    /// The resume point of a block.
     pub(super) fn get(&self, block: BlockId) -> Option<&Point> {
         if self.has(block) { self.at.get(&block) } else { None }
     }
 
-    /// The same, mutable.
+    /// The resume point of a block, mutable.
     pub(super) fn get_mut(&mut self, block: BlockId) -> Option<&mut Point> {
         if self.has(block) { self.at.get_mut(&block) } else { None }
     }
@@ -170,7 +170,7 @@ impl Points {
         self.at.iter().map(|(&block, point)| (block, point))
     }
 
-    /// The points after blocks of a run, ascending.
+    /// The points of the blocks of a run, ascending.
     pub(super) fn within(
         &self,
         run: Range<BlockId>,
@@ -196,7 +196,7 @@ impl Points {
         self.at.insert(block, point);
     }
 
-    /// Removes a point, and links those around it.
+    /// Removes a point, and links its neighbours.
     fn remove(&mut self, block: BlockId) -> Option<Ended> {
         if !self.has(block) {
             return None;
@@ -215,8 +215,8 @@ impl Points {
         Some(Ended { point, siblings })
     }
 
-    /// Takes a point from one tier and puts it on another. It ends with its last tier. Returns what
-    /// [`Points::restore`] undoes.
+    /// Moves a point between tiers, and removes it with its last tier. Returns the state for
+    /// [`Points::restore`].
     pub(super) fn shift(
         &mut self,
         block: BlockId,
@@ -231,7 +231,7 @@ impl Points {
         Shifted { tiers, ended }
     }
 
-    /// Puts a point back that was the latest to be shifted.
+    /// Undoes the latest shift of a point.
     pub(super) fn restore(&mut self, block: BlockId, before: &Shifted) {
         if let Some(Ended { point, siblings }) = &before.ended {
             for below in &point.after {
@@ -245,22 +245,22 @@ impl Points {
         self.get_mut(block).expect("a point").tiers = before.tiers;
     }
 
-    /// Whether a resume point after a block is on a tier.
+    /// Whether a block has a resume point on a tier.
     pub(super) fn has_on(&self, tier: TierId, block: BlockId) -> bool {
         self.get(block).is_some_and(|point| point.tiers >> tier & 1 == 1)
     }
 
-    /// Whether a resume point after one of these blocks is on a tier.
+    /// Whether any of these blocks has a resume point on a tier.
     pub(super) fn among(&self, tier: TierId, blocks: Range<BlockId>) -> bool {
         !self.is_empty() && self.within(blocks).any(|(_, point)| point.tiers >> tier & 1 == 1)
     }
 
-    /// The blocks of a run that have a resume point.
+    /// The blocks of a run with a resume point.
     pub(super) fn of_run(&self, run: Range<BlockId>) -> SmallVec<[BlockId; 4]> {
         self.within(run).map(|(block, _)| block).collect()
     }
 
-    /// What a resume at a border of a path needs of the groups after the first.
+    /// The parts of groups after the first that a resume at a border of a path needs.
     pub(super) fn needs(&self, path: &[BlockId], border: u32) -> Vec<Part> {
         let points = self;
         let of = |(number, group): (GroupId, &Group)| {
@@ -271,9 +271,10 @@ impl Points {
         points.others().flat_map(of).collect()
     }
 
-    /// Places on a request's path that its passes need of each group, from a tier or, in `holes`, from
-    /// the request itself: what the first token of each hole attends to, and what a resume at the end of
-    /// the path needs; of the first group none.
+    /// Places on a request's path needed per group, from a tier or from the request itself.
+    ///
+    /// The request provides the places in `holes`. The needs are the context of the first token of
+    /// each hole, and the needs of a resume at the end of the path. Empty for the first group.
     pub(super) fn needed_over(&self, holes: &[u32], path: &[BlockId]) -> Vec<Places> {
         let points = self;
         let border = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
@@ -292,12 +293,12 @@ impl Points {
         Layers::new(0, self.groups[group].layers)
     }
 
-    /// Numbers of the groups after the first; none of most models.
+    /// Numbers of the groups after the first. Empty for most models.
     pub(super) fn other_numbers(&self) -> Range<GroupId> {
         1..self.groups.len()
     }
 
-    /// Bytes that a resume at a border needs of the groups after the first.
+    /// Bytes of the groups after the first needed by a resume at a border.
     fn bytes(&self, border: u32) -> u64 {
         let slots = |group: &Group| group.needed(border, self.block_tokens).iter().count() as u64;
         self.others().map(|(_, group)| slots(group) * group.slot_bytes).sum()
@@ -305,23 +306,23 @@ impl Points {
 }
 
 impl Manager {
-    /// Whether a block at the end of a path on a tier serves a resume: at a point after it, or on the
-    /// way to one on a tier below.
+    /// Whether the last block of a path on a tier serves a resume: it has a point, or is on the way
+    /// to a point on a tier below.
     #[inline]
     pub(super) fn serves_points(&self, tier: TierId, block: BlockId) -> bool {
         !self.points.several() || self.points.has(block) || self.child_below(tier, block)
     }
 
-    /// Whether a tier below has a block that follows this one.
+    /// Whether a tier below has a child of this block.
     fn child_below(&self, tier: TierId, block: BlockId) -> bool {
         let absent = |at, child| self.residency(at, child).state == ResidencyState::Absent;
         let below = |child| !(tier + 1..self.tiers.len()).all(|at| absent(at, child));
         self.trie().children(block).any(below)
     }
 
-    /// Brings the entries of the blocks of a run that have a resume point in line.
+    /// Refreshes the entries of blocks of a run with a resume point.
     pub(super) fn refresh_points(&mut self, tier: TierId, run: Range<BlockId>) {
-        // Most models have none.
+        // Most models have no points.
         if !self.points.is_empty() {
             for block in self.points.of_run(run) {
                 self.refresh_on(tier, block);
@@ -329,16 +330,17 @@ impl Manager {
         }
     }
 
-    /// The band of a block on a tier, by whether it serves a resume.
+    /// The band of a block on a tier, lowered if the block serves no resume.
     pub(super) fn point_band(&self, tier: TierId, block: BlockId, band: Band) -> Band {
         let serves = self.serves_points(tier, block);
         Band { priority: if serves { band.priority } else { NO_RESUME }, ..band }
     }
 
-    /// Worth of a resume point on a tier, if one is after the block: the cost of computing from the point before
-    /// it, for as many bytes as a token of the first group has. The bytes are those that leave with
-    /// the point: its windows and states and, if no other point follows, the blocks after the point
-    /// before it.
+    /// Worth of a block's resume point on a tier.
+    ///
+    /// This is the cost of computing from the previous point, for as many bytes as a token of the
+    /// first group has. The counted bytes leave together with the point: its windows and states
+    /// and, without a next point, the blocks after the previous point.
     pub(super) fn point_price(&self, tier: TierId, block: BlockId) -> Option<f64> {
         let points = &self.points;
         let point = points.get(block).filter(|point| point.tiers >> tier & 1 == 1)?;
@@ -356,8 +358,7 @@ impl Manager {
         Some(cost * per_byte * token)
     }
 
-    /// Cuts a path of blocks of the first group to the longest border at which all groups have what a
-    /// resume needs, on any tier.
+    /// Cuts a path of blocks of the first group to its longest resumable border on any tier.
     pub(super) fn cut_to_groups(&self, path: &mut Vec<BlockId>) {
         if self.points.several() {
             let border = self.usable_border(path, self.tiers.len());
@@ -365,7 +366,7 @@ impl Manager {
         }
     }
 
-    /// Places of a path whose blocks no tier can give: holes, of a scope that allows them.
+    /// Places of a path with a block missing on all tiers: the holes of a scope that allows them.
     pub(super) fn holes(&self, path: &[BlockId]) -> Vec<u32> {
         let Some(&first) = path.first() else { return Vec::new() };
         if self.structure(first) == Structure::LeafOnly || self.holds_all(0) {
@@ -377,13 +378,13 @@ impl Manager {
         (0..).zip(path).filter(hole).map(|(place, _)| place).collect()
     }
 
-    /// The longest border of a request's path at which the first `tiers` tiers have what a resume needs
-    /// of the groups after the first. Holes before it can be computed with what those tiers have.
+    /// The longest border of a request's path that is resumable from the first `tiers` tiers. Holes
+    /// before it can be computed with the blocks on these tiers.
     pub(super) fn usable_border(&self, path: &[BlockId], tiers: usize) -> u32 {
         let holes = self.holes(path);
         match holes.first() {
             None => self.longest_border(path, tiers),
-            // It names the slots of a path front to back.
+            // The engine names the slots of a path front to back.
             Some(&hole) if self.tiers.engine_owned() => {
                 self.longest_border(&path[..hole as usize], tiers)
             }
@@ -396,22 +397,22 @@ impl Manager {
         }
     }
 
-    /// The longest border of a path without holes at which the first `tiers` tiers have what a resume
-    /// needs of the groups after the first.
+    /// The longest border of a path without holes that is resumable from the first `tiers` tiers.
     pub(super) fn longest_border(&self, path: &[BlockId], tiers: usize) -> u32 {
         let points = &self.points;
         let most = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
         longest(&points.groups[1..], points.block_tokens, most, self.parts_on(path, tiers))
     }
 
-    /// Whether one of the first `tiers` tiers has a place of a path in a group, counted after the first.
+    /// Whether any of the first `tiers` tiers has a place of a path in a group, counted after the
+    /// first.
     fn parts_on(&self, path: &[BlockId], tiers: usize) -> impl Fn(usize, u32) -> bool {
         move |after, place| {
             self.part_on(Part { group: after + 1, block: path[place as usize] }, tiers)
         }
     }
 
-    /// Whether one of the first `tiers` tiers has a part of a block, or expects it.
+    /// Whether any of the first `tiers` tiers has or expects a part of a block.
     pub(super) fn part_on(&self, Part { group, block }: Part, tiers: usize) -> bool {
         let first = Place::new(0, group);
         if self.blocks.table(first).fully_resident(block) {
@@ -422,14 +423,15 @@ impl Manager {
         !stuck && (0..tiers).any(|tier| self.blocks.expects(Place::new(tier, group), block))
     }
 
-    /// The first tier that has a part of a block, or expects it; one has.
+    /// The first tier that has or expects a part of a matched block.
     pub(super) fn nearest(&self, Part { group, block }: Part) -> TierId {
         let mut tiers = 0..self.tiers.len();
         let has = |&tier: &TierId| self.blocks.expects(Place::new(tier, group), block);
         tiers.find(has).expect("a matched block")
     }
 
-    /// Whether a tier has all that a resume at a border of a path needs of the groups after the first.
+    /// Whether a tier has everything that a resume at a border of a path needs of the groups after
+    /// the first.
     pub(super) fn can_resume(&self, tier: TierId, path: &[BlockId], border: u32) -> bool {
         let points = &self.points;
         points.others().all(|(number, group)| {
@@ -439,7 +441,7 @@ impl Manager {
         })
     }
 
-    /// Holds what the point at a border of a path needs on a tier, which has it or expects it.
+    /// Holds the needs of the point at a border of a path on a tier that has or expects them.
     pub(super) fn hold_point(&mut self, tier: TierId, path: &[BlockId], border: u32) {
         let points = &self.points;
         for (number, group) in points.others() {
@@ -467,14 +469,15 @@ impl Manager {
         found
     }
 
-    /// Releases the points of a path, up to the one after a block, that newer ones replace.
+    /// Releases the points of a path, up to the point of a block, that are replaced by newer
+    /// points.
     pub(super) fn replace_points(&mut self, block: BlockId) {
         let points = &self.points;
         let (mut next, mut left, mut stays) = (Some(block), points.newest, true);
         let mut replaced: SmallVec<[BlockId; 2]> = SmallVec::new();
         while let Some(point) = next {
             let Point { stay, before, ref after, .. } = points.at[&point];
-            // Two paths go on from a branch.
+            // Two paths continue from a branch.
             if stay != Stay::Always && after.len() < 2 {
                 if stay == Stay::Newest {
                     stays = left > 0;
@@ -491,7 +494,7 @@ impl Manager {
         }
     }
 
-    /// Ends the point after a block on one tier, and with its last tier the point.
+    /// Removes a block's point from a tier. With its last tier, the point ends.
     pub(super) fn drop_point_on(&mut self, tier: TierId, block: BlockId) {
         let Some(point) = self.points.get_mut(block) else { return };
         if point.tiers == 1 << tier {
@@ -516,7 +519,7 @@ impl Manager {
         }
     }
 
-    /// Ends the point after a block, if there is one. What it alone held is released.
+    /// Removes a block's point, if any, and releases its holds.
     pub(super) fn drop_point(&mut self, block: BlockId) {
         let Some(ended) = self.points.remove(block) else { return };
         let Point { border, tiers, .. } = ended.point;
@@ -525,13 +528,13 @@ impl Manager {
             self.let_go(tier, block, border);
         }
         self.refresh(block);
-        // Without it the points below cost more to compute, and the one before may be the last.
+        // The next points now cost more to compute, and the previous point may be the last.
         for other in ended.around() {
             self.refresh(other);
         }
     }
 
-    /// Ends the points on a tier that need a part of a block, which it has lost.
+    /// Removes the points on a tier that need a lost part of a block.
     pub(super) fn drop_points_of(&mut self, tier: TierId, part: Part) {
         self.end_store_of(tier, part);
         let points = &self.points;

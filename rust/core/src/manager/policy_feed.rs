@@ -1,8 +1,7 @@
-//! Policy feed: the inputs that policies need beyond a block's own state, and their tables.
+//! Policy feed: the inputs of policies beyond a block's own state, with their tables.
 //!
-//! Invariant: an index that needs arrivals has one for exactly the resident blocks of its tier. Cost:
-//! nothing where no policy of the manager needs any; otherwise O(1) per block that arrives, is used or
-//! is evicted.
+//! Invariant: an index of arrivals has an entry for exactly the resident blocks of its tier. Cost:
+//! nothing without a policy that needs them. Otherwise O(1) per arriving, used or evicted block.
 
 pub(super) mod reuse;
 
@@ -20,15 +19,15 @@ use crate::manager::settings::Settings;
 use crate::tiers::Tier;
 use reuse::Uses;
 
-/// Requests over which the time between two is a mean.
+/// Number of requests averaged for the mean interval between two requests.
 const MEAN_OF: u64 = 64;
 
-/// Context of the request that is served.
+/// Context of the current request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RequestContext {
-    /// Blocks of its prompt.
+    /// Full blocks of its prompt.
     blocks: u32,
-    /// Its turn, by blocks that were evicted as well; kept if a policy learns.
+    /// Its turn, evicted blocks included. Kept if a policy learns.
     run: u8,
 }
 
@@ -46,21 +45,22 @@ pub(super) struct PolicyFeed {
     pub(super) arrivals: bool,
     /// Number of requests so far.
     requests: u64,
-    /// When the last one began, and the mean time from one to the next.
+    /// Start of the last request, and the mean interval between two requests.
     last: Nanos,
     interval: Nanos,
-    /// The request that is served.
+    /// The current request.
     pub(super) request: RequestContext,
     /// Uses of evicted blocks, if a policy needs them.
     ghosts: Option<GhostTable>,
-    /// Evicted blocks, if no policy needs them and misses are to be explained; decides nothing.
+    /// Evicted blocks for explaining misses, if no policy needs them. Decides nothing.
     explained: Option<GhostTable>,
-    /// Uses of blocks, if a policy learns. Then a ghost is a block's turn and uses.
+    /// Uses of blocks, if a policy learns. Then a ghost encodes a block's turn and uses.
     uses: Option<Uses>,
 }
 
 impl PolicyFeed {
-    /// Empty tables for the needs of these tiers' policies, of a model with one group or `several`.
+    /// Empty tables for the needs of these tiers' policies, of a model with a single group or
+    /// `several`.
     pub(super) fn new(tiers: &[Tier], explain: bool, several: bool) -> Self {
         let room = |needs: &[Needs]| -> u64 {
             let such = |tier: &&Tier| needs.iter().any(|&needs| tier.eviction.needs(needs));
@@ -87,25 +87,25 @@ impl PolicyFeed {
         }
     }
 
-    /// Takes a slice's ghosts out of the table; `each` gets numbers of consecutive blocks and their
-    /// ghosts.
+    /// Takes a slice's ghosts out of the table. `each` gets the number of consecutive blocks per
+    /// ghost, and the ghost.
     pub(super) fn take_ghosts(&mut self, slice: &GroupSlice, each: impl FnMut(usize, u32)) {
         if let Some(ghosts) = &mut self.ghosts {
             ghosts.take(slice, each);
         }
     }
 
-    /// Place and ghost of the last of a slice's blocks that has one.
+    /// Place and ghost of a slice's last block with a ghost.
     fn last_ghost(&self, slice: &GroupSlice) -> Option<(u32, u32)> {
         self.ghosts.as_ref()?.last(slice)
     }
 
-    /// The number of uses that a ghost encodes.
+    /// The number of uses encoded in a ghost.
     pub(super) fn uses_of(&self, ghost: u32) -> u32 {
         if self.uses.is_none() { ghost } else { unpack(ghost).map_or(0, |(_, uses)| uses) }
     }
 
-    /// The ghost of a block with `uses` uses that leaves the trie.
+    /// The ghost of a block that leaves the trie, with `uses` uses.
     pub(super) fn ghost_of(&self, block: BlockId, uses: u32) -> u32 {
         match &self.uses {
             Some(known) => pack(known.turn(block), uses),
@@ -113,39 +113,39 @@ impl PolicyFeed {
         }
     }
 
-    /// Whether the ghosts of a run's consecutive blocks, with one number of uses, are equal; may be
-    /// false without need.
+    /// Whether consecutive blocks of a run with equal use counts have equal ghosts. May spuriously
+    /// return false.
     pub(super) fn one_ghost(&self, blocks: Range<BlockId>) -> bool {
         self.uses.as_ref().is_none_or(|uses| uses.one_turn(blocks))
     }
 
-    /// Whether a block's ghost is its own, not its run's.
+    /// Whether a block's ghost is specific to the block, not shared by its run.
     pub(super) fn learns(&self) -> bool {
         self.uses.is_some()
     }
 
-    /// The last use of a block at this depth, where a policy learns.
+    /// The last use of a block at this depth, if a policy learns.
     pub(super) fn last_use(&self, block: BlockId, depth: u32, settings: &Settings) -> LastUse {
         self.uses.as_ref().map(|uses| uses.last_use(block, depth, settings)).unwrap_or_default()
     }
 
-    /// Number of the blocks directly before `last` in this range that have its last use; 0 where no
-    /// policy learns.
+    /// Number of blocks directly before `last` in this range with an equal last use. 0 if no policy
+    /// learns.
     pub(super) fn alike(&self, before: Range<BlockId>, last: BlockId) -> u32 {
         self.uses.as_ref().map_or(0, |uses| uses.alike(before, last))
     }
 
-    /// Whether any uses of evicted blocks are known.
+    /// Whether uses of evicted blocks are known.
     pub(super) fn has_ghosts(&self) -> bool {
         self.ghosts.as_ref().is_some_and(|ghosts| !ghosts.is_empty())
     }
 
-    /// Whether it needs [`PolicyFeed::put_ghosts`].
+    /// Whether [`PolicyFeed::put_ghosts`] must be called.
     pub(super) fn keeps_ghosts(&self) -> bool {
         self.ghosts.is_some() || self.explained.is_some()
     }
 
-    /// Number of a slice's leading blocks that are remembered as evicted.
+    /// Number of a slice's leading blocks in a ghost table.
     pub(super) fn evicted_blocks(&self, slice: &GroupSlice) -> usize {
         let known = self.ghosts.as_ref().or(self.explained.as_ref());
         known.map_or(0, |known| known.leading(slice))
@@ -158,21 +158,22 @@ impl PolicyFeed {
         }
     }
 
-    /// The number of the request that begins after `eta`, by the mean rate of requests.
+    /// The number of the first request after `eta`, by the mean rate of requests.
     pub(super) fn request_after(&self, eta: Nanos) -> u32 {
         expected_use(self.requests.saturating_add(eta / self.interval.max(1)))
     }
 
-    /// Ranks the blocks of a path by the request that will use them, where a policy learns, but for
-    /// those that another session will use before; `before` is the number that replaces. Returns how
-    /// many of these there are.
+    /// Ranks the blocks of a path by the request expected to use them, if a policy learns.
+    ///
+    /// Skips blocks that a different session will use earlier. `before` is the replaced request
+    /// number. Returns the number of skipped blocks.
     pub(super) fn expect(&mut self, path: &[BlockId], request: u32, before: Option<u32>) -> u64 {
         let Self { requests, uses, .. } = self;
         let Some(uses) = uses else { return 0 };
         path.iter().map(|&block| u64::from(!uses.expect(block, request, before, *requests))).sum()
     }
 
-    /// Begins to serve a request of this number of blocks, in turn `run`.
+    /// Starts a request of `blocks` blocks, in turn `run`.
     pub(super) fn begin_request(&mut self, blocks: usize, run: u8, now: Nanos) {
         let since = now.saturating_sub(std::mem::replace(&mut self.last, now));
         if self.requests > 0 {
@@ -185,20 +186,20 @@ impl PolicyFeed {
 }
 
 impl Manager {
-    /// Records a block's arrival on a tier, or its departure, if its residency changed.
+    /// Records a block's arrival on a tier or its departure, if its residency changed.
     pub(super) fn note_arrival(&mut self, tier: TierId, block: BlockId) {
         if !self.feed.arrivals || !self.tiers[tier].eviction.needs(Needs::ARRIVAL) {
             return;
         }
         let resident = self.residency(tier, block).state != ResidencyState::Absent;
         let index = &mut self.tiers[tier].eviction;
-        // A block whose layers come or go one by one changes several times, but arrives once.
+        // A block with layers that come or go separately changes several times, but arrives once.
         if resident != index.arrival(block).is_some() {
             index.set_arrival(block, resident.then_some(self.feed.requests));
         }
     }
 
-    /// Records that blocks are new on a tier, and applies the hints that wait for them.
+    /// Records new blocks on a tier, and applies the hints waiting for them.
     pub(super) fn on_resident(&mut self, tier: TierId, blocks: &[BlockId]) {
         if self.feed.arrivals {
             for &block in blocks {

@@ -1,21 +1,21 @@
-//! Producers: the tenants that have computed a block of a scope whose blocks become shared.
+//! Producers: the tenants that have computed a block of a scope with shared blocks.
 //!
-//! Tenants of one adapter that share after `k` producers have one scope, thus one trie and one copy of each
-//! block. A block has an entry here from its insertion until `k` tenants have produced it; a tenant
-//! matches blocks up to the first that has an entry without it. A tenant is a keyed hash: BLAKE3's keyed
-//! mode (section 2.3 of its specification), of which 8 bytes are kept.
+//! All tenants of an adapter with sharing after `k` producers use the same scope, thus the same
+//! trie and the same copy of each block. A new block has an entry here until `k` tenants have
+//! produced it. A tenant matches blocks up to the first entry without this tenant. A tenant is
+//! stored as the first 8 bytes of BLAKE3's keyed hash (section 2.3 of its specification).
 //!
 //! ```text
 //!              commit of a tenant            commit of the k-th
 //! new block -> entry: no producer -> entry: 1..k-1 producers -> no entry: all tenants match it
 //! ```
 //!
-//! A shared store gets a block once it has no entry, so that a value there has no producers to read before a
-//! match.
+//! A shared store gets a block after its entry is removed, so no producers are read from the store
+//! before a match.
 //!
-//! Invariant: an entry is of a living block, has fewer than `k` different producers, and `k` is the largest
-//! number that any scope has named so far. Blocks of other scopes have no entry. Cost: one lookup in a
-//! hash table per block of a match of such a scope, nothing for others; about 50 bytes per entry.
+//! Invariant: an entry belongs to a living block and has fewer than `k` different producers. `k` is
+//! the largest number of any scope so far. Blocks of scopes without sharing have no entry. Cost:
+//! for scopes with sharing, a hash table lookup per block of a match, and about 50 bytes per entry.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -26,13 +26,13 @@ use crate::record::Producer;
 use crate::scope::{Scope, ScopeId};
 use crate::trie::Query;
 
-/// Producers of blocks that are not shared yet.
+/// Producers of blocks before they become shared.
 #[derive(Debug)]
 pub(super) struct Producers {
     of: FxHashMap<BlockId, SmallVec<[Producer; 2]>>,
     /// Number of producers of a shared block.
     after: usize,
-    /// Keys the hash of a tenant.
+    /// Key of the tenant hash.
     key: [u8; 32],
 }
 
@@ -51,13 +51,13 @@ impl Producers {
         self.after == 0
     }
 
-    /// The producer that a tenant is.
+    /// Hashes a tenant.
     pub(super) fn producer(&self, tenant: &[u8]) -> Producer {
         let hash = blake3::keyed_hash(&self.key, tenant);
         Producer::from_le_bytes(*hash.as_bytes().first_chunk().expect("32 bytes"))
     }
 
-    /// The producers of a block; none of a shared one.
+    /// The producers of a block, or `None` if it is shared.
     pub(super) fn of(&self, block: BlockId) -> Option<&[Producer]> {
         self.of.get(&block).map(SmallVec::as_slice)
     }
@@ -69,12 +69,12 @@ impl Producers {
         path.iter().take_while(mine).count()
     }
 
-    /// Adds blocks that no tenant may match yet.
+    /// Adds blocks without producers: no tenant may match them yet.
     fn begin(&mut self, blocks: &[BlockId]) {
         self.of.extend(blocks.iter().map(|&block| (block, SmallVec::new())));
     }
 
-    /// Makes a tenant a producer of a block. Returns whether it is shared by that.
+    /// Adds a tenant to the producers of a block. Returns whether this makes the block shared.
     pub(super) fn add(&mut self, block: BlockId, me: Producer) -> bool {
         let Some(known) = self.of.get_mut(&block) else { return false };
         if !known.contains(&me) {
@@ -83,7 +83,7 @@ impl Producers {
         known.len() >= self.after && self.of.remove(&block).is_some()
     }
 
-    /// Sets the producers that a store has kept with a block; `None` makes it shared.
+    /// Sets the producers read from a store with a block. `None` makes the block shared.
     fn restore(&mut self, block: BlockId, kept: Option<&[Producer]>) {
         match kept {
             None => drop(self.of.remove(&block)),
@@ -98,7 +98,7 @@ impl Producers {
 }
 
 impl Manager {
-    /// Counts the producers that a scope wants: the largest number holds for all.
+    /// Applies a scope's number of producers: the largest number holds for all scopes.
     #[inline]
     pub(super) fn count_producers(&mut self, scope: &Scope) {
         if scope.shares() {
@@ -106,7 +106,7 @@ impl Manager {
         }
     }
 
-    /// Cuts a path at the first block that a scope's tenant may not match.
+    /// Cuts a path at the first block hidden from a scope's tenant.
     #[inline]
     pub(super) fn cut_to_visible(&self, scope: &Scope, path: &mut Vec<BlockId>) {
         if scope.shares() {
@@ -114,7 +114,8 @@ impl Manager {
         }
     }
 
-    /// The known blocks of a sequence, with digests replaced, that a scope's tenant may match.
+    /// The known blocks of a sequence with digests replaced, up to the first block hidden from the
+    /// scope's tenant.
     pub(super) fn visible_path(&self, scope: &Scope, content: &[Token]) -> Vec<BlockId> {
         let mut path = Vec::new();
         if let Some(id) = self.scopes.known(scope) {
@@ -124,17 +125,17 @@ impl Manager {
         path
     }
 
-    /// Whether a scope's tenant may match a block whose parent it matches.
+    /// Whether a scope's tenant may match a block, given a match of its parent.
     pub(super) fn visible(&self, scope: &Scope, block: BlockId) -> bool {
         !scope.shares() || self.producers.visible(&[block], &scope.tenant) == 1
     }
 
-    /// Whether no other tenant may match a block that a scope's tenant matches.
+    /// Whether only this tenant may match a block it matches.
     pub(super) fn own(&self, scope: &Scope, block: BlockId) -> bool {
         !scope.shares() || self.producers.of(block).is_some_and(|known| known.len() == 1)
     }
 
-    /// Adds blocks that are new in a scope.
+    /// Adds new blocks of a scope.
     #[inline]
     pub(super) fn begin_producers(&mut self, scope: ScopeId, blocks: &[BlockId]) {
         if !self.producers.unused() && self.scopes.get(scope).shared {
@@ -142,14 +143,16 @@ impl Manager {
         }
     }
 
-    /// Whether a block may be written to the tier below: a shared one gets no block that has an entry.
+    /// Whether a block may be written to the tier below. A shared tier gets only blocks without an
+    /// entry.
     pub(super) fn may_leave(&self, tier: TierId, block: BlockId) -> bool {
         self.producers.is_empty()
             || !self.tiers.above_shared(tier)
             || self.producers.of(block).is_none()
     }
 
-    /// An entry is of a living block of a scope that shares, and names each producer once.
+    /// Checks the entries: each belongs to a living block of a scope with sharing, and has no
+    /// duplicate producers.
     pub(super) fn audit_producers(&self, broken: &mut Vec<String>) {
         for (&block, known) in &self.producers.of {
             let mut each = known.clone();
@@ -162,7 +165,7 @@ impl Manager {
         }
     }
 
-    /// Sets the producers that a store has kept with a block of a scope that shares.
+    /// Sets the producers read from a store with a block, in a scope with sharing.
     pub(super) fn restore_producers(&mut self, block: BlockId, kept: Option<&[Producer]>) {
         if self.scopes.get(self.node(block).scope).shared {
             self.producers.restore(block, kept);

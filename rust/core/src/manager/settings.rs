@@ -1,6 +1,6 @@
-//! Settings of a manager, checked before it is made.
+//! Settings of a manager, checked before construction.
 //!
-//! Invariant: `check` passes before a manager exists. Cost: none.
+//! Invariant: every manager's settings have passed `check`. Cost: none.
 
 use crate::block::{Layers, Structure, Token};
 use crate::cost::CostModel;
@@ -13,84 +13,85 @@ use crate::tier::{Kind, Owner, TierSpec};
 /// Order in which the layers of a last copy are dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DropOrder {
-    /// Shallow layers first: recomputing a layer recomputes all below it anyway.
+    /// Shallow layers first: recomputing a layer also recomputes all layers below it.
     #[default]
     Shallow,
-    /// Back layers first, as the source document has it.
+    /// Deep layers first, as in the original design.
     Seed,
 }
 
 /// The settings of a manager.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Fingerprint of the weights; part of every content hash.
+    /// Fingerprint of the weights, a part of every content hash.
     pub fingerprint: String,
-    /// Layers of the model.
+    /// Number of layers of the model.
     pub layers: u16,
-    /// Bytes of one layer of one block.
+    /// Bytes of a layer of a block.
     pub layer_bytes: u64,
-    /// Tokens of one block.
+    /// Number of tokens of a block.
     pub block_tokens: u32,
-    /// Real tokens for each given one; above 1 for traces of block hashes.
+    /// Number of real tokens per given token, above 1 for traces of block hashes.
     pub token_weight: u32,
-    /// One to four tiers, fastest first.
+    /// The tiers, at most four, fastest first.
     pub tiers: Vec<TierSpec>,
-    /// The policy of tiers that name none.
+    /// Default policy of tiers.
     pub policy: String,
     /// Whether `retention` counts uses.
     pub reuse: bool,
-    /// Policies that rank by cost / idle round costs down to classes `1 + epsilon` apart; 0 does not.
+    /// Policies that rank by cost / idle round costs down to classes a factor of `1 + epsilon`
+    /// apart. With 0, costs are not rounded.
     pub epsilon: f64,
     /// Cost model of recomputation.
     pub cost: CostModel,
-    /// Whether the user prices blocks: `unpriced` then hands them out.
+    /// Whether the user prices blocks: then `unpriced` returns new blocks.
     pub priced: bool,
-    /// The structure of scopes that name none.
+    /// Default structure of scopes.
     pub structure: Structure,
     /// Order in which the layers of a last copy are dropped.
     pub drop_order: DropOrder,
-    /// Tensor-parallel ranks that must report each move.
+    /// Number of tensor-parallel ranks. Each rank must report each move.
     pub ranks: u32,
-    /// Number of events kept for `take_events`; 0 keeps none.
+    /// Number of events kept for `take_events`, or 0 for none.
     pub events: usize,
-    /// Number of block events kept for `take_block_events`; 0 keeps none.
+    /// Number of block events kept for `take_block_events`, or 0 for none.
     pub block_events: usize,
-    /// Number of evictions kept for `evictions`; 0 keeps none.
+    /// Number of evictions kept for `evictions`, or 0 for none.
     pub eviction_log: usize,
-    /// Whether evicted blocks are remembered for `miss` under policies that do not need that.
+    /// Whether evicted blocks are remembered for `miss` under policies that do not need them.
     pub explain: bool,
-    /// Keys the hashes of tenants that have produced a block; without one no scope shares after a number of
-    /// producers on a disk or a shared store.
+    /// Key of the hashes of producing tenants. Without a key, no scope shares blocks after a number
+    /// of producers on a disk or a shared store.
     pub producer_key: Option<[u8; 32]>,
-    /// The groups of a model with several, of which each keeps only what it needs.
+    /// Groups of a model with several groups, each with its own range of needed blocks.
     pub groups: Option<Groups>,
 }
 
-/// The key of the hashes of producers that a secret gives.
+/// Derives the key for producer hashes from a secret.
 #[must_use]
 pub fn producer_key(secret: &[u8]) -> [u8; 32] {
     blake3::derive_key("kvtrie 2026-11 producers of blocks", secret)
 }
 
-/// Groups of layers, and which borders stay resumable.
+/// Groups of layers, and the choice of resume points.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Groups {
-    /// The first one is full and has the settings' `layers` and `layer_bytes`.
+    /// The groups. The first group is full and has the settings' `layers` and `layer_bytes`.
     pub groups: Vec<Group>,
-    /// Bytes of each tier, of all groups together.
+    /// Bytes of each tier for all groups together.
     pub bytes: Vec<u64>,
-    /// Of each tier, the bytes that a slot of each group takes there: those of the group, or of a tier in
-    /// another format or with headers others.
+    /// Slot bytes by tier and group. They differ from the group's bytes on a tier with a different
+    /// format or with headers.
     pub slots: Vec<Vec<u64>>,
-    /// Resume points that are kept of a path, the newest ones; those at branches are kept in addition.
+    /// Number of newest resume points kept per path. Points at branches are kept in addition.
     pub newest: u32,
-    /// Blocks from one resume point to the next, all of which are kept then; 0 for points at the end of
-    /// prompts and answers and at branches.
+    /// Distance in blocks between resume points. All these points are kept. With 0, points are at
+    /// branches and at the end of prompts and answers.
     pub every: u32,
 }
 
 impl Groups {
-    /// Most groups.
+    /// Maximum number of groups.
     const MOST: usize = 64;
 
     /// The arenas of all tiers.
@@ -140,7 +141,8 @@ impl Groups {
                 Self::MOST
             )));
         }
-        // With one group every border is a resume point, and tiers have room for whole blocks.
+        // With a single group every block border is a resume point, and tiers have room for whole
+        // blocks.
         if groups == 1 {
             return Ok(());
         }
@@ -175,8 +177,10 @@ impl Groups {
 }
 
 impl Settings {
-    /// Settings of a model with one group of layers: blocks of 16 tokens, the policy `learned`, one
-    /// rank, no events, and the default cost at 20 000 prefill tokens per second.
+    /// Default settings of a model with a single group of layers.
+    ///
+    /// They have blocks of 16 tokens, the policy `learned`, a single rank, no events, and the
+    /// default cost at 20 000 prefill tokens per second.
     #[must_use]
     pub fn new(
         fingerprint: impl Into<String>,
@@ -216,7 +220,7 @@ impl Settings {
         }
     }
 
-    /// Whether blocks outlive the manager, and no key hashes those that produced them.
+    /// Whether blocks outlive the manager, but producers have no hash key.
     pub(super) fn lacks_producer_key(&self) -> bool {
         let outlives =
             |tier: &TierSpec| tier.kept || matches!(tier.kind, Kind::Disk | Kind::Remote);
@@ -253,7 +257,7 @@ impl Settings {
         self.check_remote()
     }
 
-    /// Checks one tier and its place among the others.
+    /// Checks a tier and its position in the list.
     fn check_tier(&self, at: usize) -> Result<()> {
         let (tiers, tier) = (&self.tiers, &self.tiers[at]);
         let name = tier.kind.name();
@@ -274,7 +278,7 @@ impl Settings {
                 tier.blocks
             )));
         }
-        // A tier that keeps blocks in one slot could not give single layers to the tier below.
+        // A tier with a single slot per block could not give single layers to the tier below.
         if tier.layer_slots && at > 0 && !tiers[at - 1].layer_slots {
             return Err(Error::config(format!(
                 "tier '{name}' has layer_slots, so '{}' above it must have them too",
@@ -305,8 +309,8 @@ impl Settings {
             ));
         }
         let host = tiers.iter().find(|tier| tier.kind == Kind::Host);
-        // A block from disk to remote passes through host, which needs a slot in addition to the
-        // reserved one.
+        // A block passes through host from disk to remote. This needs a slot in addition to the
+        // reserved slot.
         let passes = remote && tiers.iter().any(|tier| tier.kind == Kind::Disk);
         if let (true, Some(host)) = (passes, host)
             && (host.blocks < 2 || host.layer_slots)

@@ -1,8 +1,8 @@
-//! Slots of residencies and of private slots: where a layer is on a tier, and the way back to the
-//! tier.
+//! Slots of residencies and of private slots: finds the slot of a layer on a tier, and returns
+//! unused slots.
 //!
-//! Invariant: a private slot that nothing uses returns to its tier at once. Cost: O(1), with layer
-//! slots O(layers).
+//! Invariant: an unused private slot returns to its tier at once. Cost: O(1), with layer slots
+//! O(layers).
 
 use crate::arrival::MoveIds;
 use crate::block::{BlockId, Layers, NO_SLOT, Slot, TierId};
@@ -15,8 +15,8 @@ use crate::manager::kinds::Ahead;
 use crate::manager::request::slots::lease_slots::OpenSlot;
 
 impl Manager {
-    /// Splits a range into the pieces that one move can copy between two tiers: single layers where
-    /// an end has layer slots.
+    /// Splits a range of layers into copies of a move each between two tiers: single layers if an
+    /// end has layer slots.
     pub(super) fn pieces(
         &self,
         src: TierId,
@@ -25,7 +25,7 @@ impl Manager {
         layers: Layers,
     ) -> Vec<Layers> {
         let ends = [Some(src), Some(dst), transit];
-        // A slot of one layer takes one move per layer, whatever the other end has.
+        // Layer slots at either end require a move per layer.
         if ends.into_iter().flatten().any(|tier| self.tiers[tier].spec.layer_slots) {
             layers.iter().map(|layer| Layers::new(layer, layer + 1)).collect()
         } else {
@@ -33,12 +33,13 @@ impl Manager {
         }
     }
 
-    /// The slot of one layer, or of all, of a residency.
+    /// The slot of a layer of a residency. Tiers without layer slots have a single slot for all
+    /// layers.
     pub(super) fn slot_of(&self, tier: TierId, block: BlockId, layer: u16) -> Slot {
         self.blocks.layer_slot(tier, self.residency(tier, block).slot, layer)
     }
 
-    /// Takes a slot for `layers` of a block, for which the caller has made room.
+    /// Takes a slot for `layers` of a block. The caller has made room.
     pub(super) fn new_private(&mut self, tier: TierId, layers: Layers) -> PrivateSlotId {
         // The engine names its slots later, by `bind`.
         let slot = if self.tiers[tier].spec.owner == Owner::Engine {
@@ -49,13 +50,13 @@ impl Manager {
         self.private_slots.add(tier, slot, layers)
     }
 
-    /// The slot of one layer of a private slot.
+    /// The slot of a layer of a private slot.
     pub(super) fn private_slot(&self, id: PrivateSlotId, layer: u16) -> Slot {
         let private = &self.private_slots[id];
         self.blocks.layer_slot(private.tier, private.slot, layer)
     }
 
-    /// The slot of one layer of an open slot.
+    /// The slot of a layer of an open slot.
     pub(crate) fn open_slot(&self, open: OpenSlot, layer: u16) -> Slot {
         match open {
             OpenSlot::Plain(slot) => slot,
@@ -63,10 +64,10 @@ impl Manager {
         }
     }
 
-    /// The stores that must end before a private slot may be written.
+    /// The stores to finish before a write to a private slot.
     pub(super) fn private_waits(&self, id: PrivateSlotId) -> MoveIds {
         let private = &self.private_slots[id];
-        // An engine orders its own slots, and an unnamed one has no stores.
+        // An engine orders access to its slots itself, and an unnamed slot has no stores.
         if private.slot == NO_SLOT || self.tiers[private.tier].spec.owner == Owner::Engine {
             return MoveIds::new();
         }
@@ -80,8 +81,8 @@ impl Manager {
         waits
     }
 
-    /// Drops a lease's or a transfer's reference to a private slot. A copy that is made ahead from
-    /// it, and moves that wait for its name, are consequences.
+    /// Drops a lease's or a transfer's reference to a private slot. Its copy ahead and the moves
+    /// waiting for its name become consequences.
     pub(super) fn unref_private(&mut self, id: PrivateSlotId) {
         if !self.ahead.is_empty()
             && self.private_slots[id].refs == 1
@@ -91,14 +92,13 @@ impl Manager {
         }
         let unused = self.private_slots.unref(id);
         self.free_private(unused);
-        // No `bind` can name it any more, so its parked moves would wait for ever.
+        // No `bind` can name the slot any more, so its parked moves would wait for ever.
         if self.private_slots.waits_in_vain(id) {
             self.consequences.push(Consequence::Unnamed(id));
         }
     }
 
-    /// Drops a reference to a private slot that nothing else follows from: a copy made ahead, or
-    /// transit.
+    /// Drops a reference to a private slot without consequences: a copy made ahead, or transit.
     pub(super) fn unref_copy(&mut self, id: PrivateSlotId) {
         let unused = self.private_slots.unref(id);
         self.free_private(unused);
@@ -110,16 +110,16 @@ impl Manager {
         self.free_private(unused);
     }
 
-    /// Returns the slot of a private slot that nothing uses to its tier.
+    /// Returns the slot of an unused private slot to its tier.
     fn free_private(&mut self, unused: Option<PrivateSlot>) {
         let Some(PrivateSlot { tier, slot, layers, .. }) = unused else { return };
-        // The engine frees its own slots.
+        // The engine frees its slots itself.
         if self.tiers[tier].spec.owner != Owner::Engine && slot != NO_SLOT {
             self.blocks.give_slots(tier, slot, layers, true);
         }
     }
 
-    /// Removes the row of a copy that is made ahead from a private slot, if there is one.
+    /// Removes and returns the copy ahead of a private slot, if any.
     pub(super) fn no_longer_ahead(&mut self, source: PrivateSlotId) -> Option<Ahead> {
         let slot = self.private_slots[source].slot;
         self.ahead
@@ -128,8 +128,8 @@ impl Manager {
             .then(|| self.ahead.remove(&slot).expect("seen above"))
     }
 
-    /// Whether `here` is a part of a block whose layers share one slot: computed layers would go to
-    /// another slot, so all of the block is needed there.
+    /// Whether `here` is a part of a block with a single slot for all layers. Computed layers would
+    /// go to a different slot, so the request needs the whole block there.
     pub(super) fn one_slot(&self, here: Layers) -> bool {
         !self.tiers[0].spec.layer_slots && !here.is_empty() && here != self.all_layers()
     }

@@ -1,10 +1,10 @@
-//! Claims: a table of the priorities that owners give to blocks.
+//! Claims: a table of block priorities by owner.
 //!
-//! An owner belongs to a scope, as blocks do, and has at most one claim on a block; the strongest
+//! An owner belongs to a scope, as blocks do, and has at most one claim on a block. The strongest
 //! claim counts. A released block has a mark without owner, weaker than any claim. Invariant: every
 //! claim is listed under its owner, by its strength and, if it ends, under its end. Cost: O(log
-//! claims) each, however many owners a block has; about 300 bytes per claim, none for blocks
-//! without one. The claims of a block that leaves the trie are removed one by one.
+//! claims) each, independent of a block's number of owners. About 300 bytes per claim, none for
+//! blocks without a claim. The claims of a removed block are removed individually.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,18 +16,19 @@ use crate::scope::ScopeId;
 use crate::time::Nanos;
 use crate::visits;
 
-/// The priority of a block that was released.
+/// Priority of a released block.
 pub(crate) const RELEASED: Priority = 0;
 
-/// Claim of one owner on one block: a priority, and when it ends.
+/// Claim of an owner on a block: a priority, and its end.
 type Claim = (Priority, Option<Nanos>);
 
-/// Sort key of claims: the greatest is the strongest; of equals the one that lasts longest.
+/// Sort key of claims: the greatest is the strongest. Of equal priorities, the later end is
+/// stronger.
 fn strength((priority, until): Claim) -> (Priority, Nanos) {
     (priority, until.unwrap_or(Nanos::MAX))
 }
 
-/// Sort key that lists the strongest first.
+/// Sort key with the strongest claim first.
 type Rank = Reverse<(Priority, Nanos)>;
 
 /// Lower bound of all ranks of a block.
@@ -41,7 +42,7 @@ struct HintedBlock {
     /// The strongest claim.
     first: Option<Claim>,
     released: bool,
-    /// Whether it has that mark whatever is claimed.
+    /// Whether the block counts as released regardless of claims.
     retired: bool,
 }
 
@@ -73,7 +74,7 @@ impl Claims {
         self.strongest(block).map_or(NORMAL, |(priority, _)| priority)
     }
 
-    /// The strongest claim on a block; of equals the one that lasts longest.
+    /// The strongest claim on a block. Of equal priorities, the claim with the later end.
     pub(crate) fn strongest(&self, block: BlockId) -> Option<(Priority, Option<Nanos>)> {
         let hinted = self.hinted.get(&block)?;
         let released = hinted.released || hinted.retired;
@@ -81,7 +82,7 @@ impl Claims {
         first.or_else(|| released.then_some((RELEASED, None)))
     }
 
-    /// The priority of a block at a time that may be later than the last expiry.
+    /// The priority of a block at a time, possibly later than the last expiry.
     pub(crate) fn priority_at(&self, block: BlockId, now: Nanos) -> Priority {
         if self.hinted.get(&block).is_some_and(|hinted| hinted.retired) {
             return RELEASED;
@@ -94,17 +95,17 @@ impl Claims {
         alive.next().map_or_else(rest, |(priority, _)| priority)
     }
 
-    /// The blocks with a claim that has expired and was not removed yet.
+    /// The blocks with an expired claim that was not removed yet.
     pub(crate) fn expired(&self, now: Nanos) -> BTreeSet<BlockId> {
         self.ends.iter().take_while(|end| end.0 <= now).map(|end| end.1).collect()
     }
 
-    /// Whether an owner has a claim on a block.
+    /// Whether any owner has a claim on a block.
     pub(crate) fn claimed(&self, block: BlockId) -> bool {
         self.hinted.get(&block).is_some_and(|hinted| hinted.first.is_some())
     }
 
-    /// Sets an owner's claim on a block, which replaces an earlier one.
+    /// Sets an owner's claim on a block, and replaces its earlier claim.
     pub(crate) fn claim(
         &mut self,
         scope: ScopeId,
@@ -129,7 +130,7 @@ impl Claims {
         }
     }
 
-    /// Removes an owner's claim on a block. Returns whether there was one.
+    /// Removes an owner's claim on a block. Returns whether it existed.
     pub(crate) fn withdraw(&mut self, block: BlockId, owner: &Arc<str>) -> bool {
         let key = (block, owner.clone());
         let Some(claim) = self.all.remove(&key) else { return false };
@@ -149,12 +150,12 @@ impl Claims {
                     owners.remove(&owner);
                 }
             }
-            // Empty maps are removed at once, so that memory follows the claims.
+            // Remove empty maps at once, so that memory follows the claims.
             if owners.is_empty() {
                 self.owners.remove(&hinted.scope);
             }
         }
-        // The next in the index by strength takes its place.
+        // The next claim by strength takes its place.
         if hinted.first.map(strength) == Some(strength(claim)) {
             let rest = self.ranks.range((block, STRONGEST, owner)..).next();
             hinted.first = rest.filter(|rest| rest.0 == block).map(|rest| {
@@ -168,7 +169,8 @@ impl Claims {
         true
     }
 
-    /// Marks a block as released whatever is claimed, or ends that; whether this was a change.
+    /// Marks a block as released regardless of claims, or clears this mark. Returns whether the
+    /// mark changed.
     pub(crate) fn retire(&mut self, block: BlockId, retired: bool) -> bool {
         if !retired && !self.hinted.contains_key(&block) {
             return false;
@@ -181,12 +183,12 @@ impl Claims {
         before != retired
     }
 
-    /// Marks a block as released, until it is used again.
+    /// Marks a block as released until its next use.
     pub(crate) fn release(&mut self, block: BlockId) {
         self.hinted.entry(block).or_default().released = true;
     }
 
-    /// Removes the mark of a block that is used. Returns whether it had one.
+    /// Removes the mark of a used block. Returns whether it had a mark.
     pub(crate) fn used(&mut self, block: BlockId) -> bool {
         let Some(hinted) = self.hinted.get_mut(&block) else { return false };
         let released = std::mem::take(&mut hinted.released) | std::mem::take(&mut hinted.retired);
@@ -220,7 +222,7 @@ impl Claims {
         }
     }
 
-    /// Removes one claim that has expired, and returns its block.
+    /// Removes an expired claim, and returns its block.
     pub(crate) fn expire(&mut self, now: Nanos) -> Option<BlockId> {
         let (until, block, owner) = self.ends.first()?.clone();
         if until > now {
@@ -284,7 +286,7 @@ mod tests {
     use crate::hint::NORMAL;
 
     proptest! {
-        /// Any list of calls, against a list of all claims.
+        /// Compares any list of calls with a list of all claims.
         #[test]
         fn the_strongest_living_claim_counts(
             ops in prop::collection::vec((0..5u8, 0..4u32, 0..3usize, 0..=100u8, 0..9u64), 1..80),

@@ -1,15 +1,15 @@
-//! Quotas: a table of bounds per tenant and tier, with the blocks that count against them.
+//! Quotas: a table of limits per tenant and tier, with the blocks counted against them.
 //!
-//! Invariant: a quota counts exactly the tenant's blocks that are resident on its tier. Cost: O(log
-//! n) to set a quota and per block that arrives or is evicted, however many tenants there are; a
-//! set entry per block of a tenant with a quota.
+//! Invariant: a quota counts exactly the tenant's blocks resident on its tier. Cost: O(log n) to
+//! set a quota and per arriving or evicted block, independent of the number of tenants. A set entry
+//! per block of a tenant with a quota.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::block::{BlockId, TierId};
 use crate::hint::Share;
 
-/// Bound of one tenant on one tier, with the blocks that it has there.
+/// Limit of a tenant on a tier, with its resident blocks there.
 #[derive(Clone, Debug, Default)]
 struct Quota {
     most: u64,
@@ -20,7 +20,7 @@ struct Quota {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Quotas {
     shares: BTreeMap<Vec<u8>, Share>,
-    /// Numbers of tenants without a quota any more, for reuse.
+    /// Free numbers of tenants that lost their last quota.
     free: Vec<Share>,
     bounds: BTreeMap<(Share, TierId), Quota>,
 }
@@ -31,13 +31,13 @@ impl Quotas {
         self.bounds.is_empty()
     }
 
-    /// The number of a tenant with a quota on a tier; 0 without one.
+    /// The number of a tenant with a quota on a tier, or 0 without a quota.
     pub(crate) fn share(&self, tenant: &[u8], tier: TierId) -> Share {
         let share = self.shares.get(tenant).copied().unwrap_or(0);
         if self.bounds.contains_key(&(share, tier)) { share } else { 0 }
     }
 
-    /// Sets a tenant's bound on a tier, in place of an earlier one. Returns its number.
+    /// Sets or replaces a tenant's limit on a tier. Returns its number.
     pub(crate) fn bound(&mut self, tenant: &[u8], tier: TierId, most: u64) -> Share {
         let known = self.shares.get(tenant).copied();
         let share = known.unwrap_or_else(|| {
@@ -51,11 +51,11 @@ impl Quotas {
         share
     }
 
-    /// Removes a tenant's bound on a tier. Returns the number it had there.
+    /// Removes a tenant's limit on a tier. Returns its number there.
     pub(crate) fn unbound(&mut self, tenant: &[u8], tier: TierId) -> Option<Share> {
         let share = self.shares.get(tenant).copied()?;
         self.bounds.remove(&(share, tier))?;
-        // A number stays in use while the tenant has a quota on another tier.
+        // A number stays in use while the tenant has a quota on any tier.
         if self.bounds.range((share, 0)..=(share, TierId::MAX)).next().is_none() {
             self.shares.remove(tenant);
             self.free.push(share);
@@ -63,8 +63,7 @@ impl Quotas {
         Some(share)
     }
 
-    /// Counts a block of a tenant as resident or not. Returns by how many blocks the bound is
-    /// exceeded.
+    /// Counts a block of a tenant as resident or not. Returns the number of blocks above the limit.
     pub(crate) fn count(
         &mut self,
         share: Share,
@@ -81,7 +80,7 @@ impl Quotas {
         self.excess(share, tier)
     }
 
-    /// By how many blocks a tenant exceeds its bound on a tier.
+    /// Number of blocks by which a tenant exceeds its limit on a tier.
     pub(crate) fn excess(&self, share: Share, tier: TierId) -> u64 {
         let quota = self.bounds.get(&(share, tier));
         quota.map_or(0, |quota| (quota.held.len() as u64).saturating_sub(quota.most))

@@ -1,8 +1,9 @@
-//! Leased slots: what leases hold of the first tier, what is left for them to grow, and the error of a
-//! request for which there is no room.
+//! Leased slots: the first tier's slots held by leases, the room left for them to grow, and the
+//! error of a request without room.
 //!
-//! Where several groups share pages, a page is leased if a lease has a slot in it, or a resume point on
-//! its path: such a point leaves after the lease. Invariant: none, these are sums. Cost: O(leases' paths).
+//! If several groups share pages, a page is leased if a lease has a slot in it or a resume point of
+//! its path there: this point leaves after the lease. Invariant: none, these are sums. Cost:
+//! O(leases' paths).
 
 use std::collections::BTreeSet;
 
@@ -18,14 +19,14 @@ use crate::manager::request::slots::lease_slots::{LeaseSlots, OpenSlot};
 use crate::residency::Arena;
 use crate::tier::ResidencyState;
 
-/// What a request has matched: its path, and what it holds by group.
+/// Matched path of a request, and its held blocks by group.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Matched<'a> {
     pub(crate) path: &'a [BlockId],
     pub(crate) groups: &'a [LeaseSlots],
 }
 
-/// Slots of the first tier by group, and the blocks that were looked at.
+/// Slots of the first tier by group, and the blocks visited so far.
 #[derive(Default)]
 struct Leased {
     slots: FxHashSet<(GroupId, Slot)>,
@@ -39,7 +40,7 @@ impl Leased {
 }
 
 impl Manager {
-    /// The error of a request without room, with its figures: in slots, or in pages where several
+    /// The error of a request without room, with its figures: in slots, or in pages if several
     /// groups share them.
     pub(in crate::manager) fn no_space(
         &self,
@@ -69,8 +70,8 @@ impl Manager {
         }
     }
 
-    /// Fails if slots for a request would leave less than the first tier's growth reserve to running
-    /// leases.
+    /// Fails if slots for a request would leave running leases less than the first tier's growth
+    /// reserve.
     ///
     /// # Errors
     /// [`Error::NoSpace`].
@@ -79,8 +80,8 @@ impl Manager {
         wanted: &[u64],
         matched: Matched<'_>,
     ) -> Result<()> {
-        // Counting leased slots takes O(leases' blocks): only a tier with a growth reserve pays. A
-        // request that takes no slot leaves the reserve as it is.
+        // Counting leased slots takes O(leases' blocks), so only a tier with a growth reserve pays
+        // for it. A request without new slots leaves the reserve as it is.
         let share = self.tiers[0].spec.growth_reserve;
         if share == 0.0 || wanted.iter().all(|&slots| slots == 0) {
             return Ok(());
@@ -103,7 +104,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Pages that leases, a match and further slots of each group take together.
+    /// Pages needed for leases, a match and further slots of each group together.
     fn pages_with(&self, arena: &Arena, wanted: &[u64], matched: Matched<'_>) -> u64 {
         let leased = self.leased_slots(matched);
         let pages = leased.pages(arena);
@@ -117,7 +118,7 @@ impl Manager {
         pages.len() as u64 + more.sum::<u64>()
     }
 
-    /// Slots of the first group of a tier that leases hold.
+    /// Number of slots of the first group of a tier held by leases.
     fn leased(&self, tier: TierId) -> u64 {
         let private: u64 = self
             .private_slots
@@ -140,8 +141,8 @@ impl Manager {
         private + plain * self.tiers.units(tier, self.all_layers()) + shared
     }
 
-    /// Slots of all groups that leases and a match have on the first tier; spare ones are given back
-    /// where room is wanted.
+    /// Slots of all groups held by leases and a match on the first tier, without spare slots, which
+    /// are returned on demand.
     fn leased_slots(&self, matched: Matched<'_>) -> Leased {
         let mut leased = Leased::default();
         self.lease_match(&mut leased, matched);
@@ -163,7 +164,7 @@ impl Manager {
         leased
     }
 
-    /// Adds the blocks of a match on the first tier, what it holds, and the points on its path.
+    /// Adds the first tier's blocks of a match, its held blocks, and the points on its path.
     fn lease_match(&self, leased: &mut Leased, Matched { path, groups }: Matched<'_>) {
         let slot = |group, block| (group, self.residency(Place::new(0, group), block).slot);
         for (group, slots) in groups.iter().enumerate() {
@@ -184,14 +185,14 @@ impl Manager {
         }
     }
 
-    /// The latest lease before another one that has spare slots, so that the same calls take the same
-    /// slots.
+    /// The latest lease with spare slots before a given lease. The order is fixed so that equal
+    /// calls take equal slots.
     pub(crate) fn spare_lease(&self, before: LeaseId) -> Option<&Lease> {
         let has = |lease: &&Lease| lease.id < before && lease.spare_slots().next().is_some();
         self.leases.values().map(Box::as_ref).filter(has).max_by_key(|lease| lease.id)
     }
 
-    /// Gives the spare slots of leases back.
+    /// Returns the spare slots of leases.
     pub(crate) fn give_spare_slots(&mut self, leases: &[LeaseId]) {
         for id in leases {
             let Some(lease) = self.leases.get_mut(id) else { continue };

@@ -1,10 +1,9 @@
-//! Copies that leave a tier: evicted, but valid until the write-back that reads them has ended.
+//! Leaving copies: evicted from a tier, but valid until their write-back ends.
 //!
-//! Their block is no longer resident on the tier, and their slots may be promised to a new holder,
-//! which awaits the store; nothing takes a promised slot back. Until then a request that finds the
-//! block reclaims them, without a copy.
-//! Invariant: a leaving copy is in flight one tier down, by the store that still reads it. Cost:
-//! O(moves of the block).
+//! Their block is no longer resident on the tier. Their slots may be promised to a new holder,
+//! which awaits the store. A promised slot is never taken back, but a request that finds the block
+//! before the promise reclaims it without a copy. Invariant: a leaving copy is in flight one tier
+//! down, by the store that reads it. Cost: O(moves of the block).
 
 use smallvec::SmallVec;
 
@@ -16,21 +15,21 @@ use crate::manager::request::matching::residency_scan::MissingBlock;
 use crate::transfer::End;
 use crate::transfer::Leaves;
 
-/// The stores that read a leaving block, with their slots; with layer slots one per layer.
+/// The stores that read a leaving block, with their slots. With layer slots, a store per layer.
 type Leaving = SmallVec<[(MoveId, Leaves); 1]>;
 
 impl Manager {
-    /// The leaving copies of a block on a tier, the lowest layers first; without those of layers
-    /// that are resident again in other slots.
+    /// The leaving copies of a block on a tier, the lowest layers first, without layers already
+    /// resident again in different slots.
     pub(crate) fn leaving(&self, tier: TierId, block: BlockId) -> Leaving {
         let mut leaving = Leaving::new();
-        // Nothing is written below the last tier, so no copy is ever leaving it.
+        // Nothing is written below the last tier, so it has no leaving copies.
         if tier == self.tiers.last() {
             return leaving;
         }
         let have = self.residency(tier, block).have;
         for &id in self.arrival(tier + 1, block).map_or(&[][..], |arrival| &arrival.moves) {
-            // A store's end may remove it before its arrival is settled.
+            // The end of a store may remove it before its arrival is settled.
             let Some(flight) = self.moves.get(id) else { continue };
             let stale = |leaves: &Leaves| flight.failed || !have.meet(leaves.held).is_empty();
             if let Some(leaves) =
@@ -43,8 +42,8 @@ impl Manager {
         leaving
     }
 
-    /// The layers of a block that can be read on a tier with its leaving copies; `None` if they do
-    /// not form one range with those that are resident.
+    /// The layers of a block readable on a tier together with its leaving copies, or `None` if they
+    /// do not form a single range.
     pub(crate) fn valid_with(
         &self,
         tier: TierId,
@@ -52,7 +51,7 @@ impl Manager {
         leaving: &Leaving,
     ) -> Option<Layers> {
         let here = self.residency(tier, block);
-        // Layers that arrive, or that cannot be read, do not join with those that leave.
+        // Arriving or unreadable layers do not join with leaving layers.
         if leaving.is_empty()
             || !matches!(here.state, ResidencyState::Absent | ResidencyState::Resident)
         {
@@ -68,7 +67,7 @@ impl Manager {
         of.map(|(_, leaves)| leaves.slot)
     }
 
-    /// Whether a block leaves the first tier and can be fully resident there again at once.
+    /// Whether a leaving block of the first tier can be fully resident there again at once.
     pub(crate) fn can_reclaim(&self, block: BlockId) -> bool {
         let leaving = self.leaving(0, block);
         // A slot with a new holder would be overwritten once the store has ended.
@@ -79,8 +78,7 @@ impl Manager {
             && leaving.iter().all(unpromised)
     }
 
-    /// Keeps the slots that are to be reclaimed from being promised while room is made, or ends
-    /// that.
+    /// Withholds the slots to be reclaimed from promises while room is made, or ends this.
     pub(crate) fn withhold(&mut self, missing: &[MissingBlock], withheld: bool) {
         for miss in missing.iter().filter(|miss| miss.reclaim) {
             for (_, leaves) in self.leaving(0, miss.block) {
@@ -89,10 +87,10 @@ impl Manager {
         }
     }
 
-    /// Reclaims a block that leaves the first tier. Its stores go on, as those that write ahead do.
+    /// Reclaims a leaving block of the first tier. Its stores continue as write-ahead stores.
     pub(crate) fn reclaim(&mut self, block: BlockId) {
         for (id, leaves) in self.leaving(0, block) {
-            // It was withheld from grants, so nothing else has it.
+            // It was withheld from grants, so it has no new holder.
             self.blocks.withhold(0, leaves.slot, false);
             self.blocks.undrain(0, leaves.slot);
             let flight = self.moves.get_mut(id).expect("in flight");
@@ -101,7 +99,7 @@ impl Manager {
         }
     }
 
-    /// Makes a leaving copy resident again in its slot; the store still reads it.
+    /// Makes a leaving copy resident again in its slot. The store still reads it.
     pub(crate) fn make_resident(&mut self, block: BlockId, leaves: Leaves) {
         let Leaves { tier, slot, held } = leaves;
         self.blocks.restore(tier, block, slot, held);

@@ -1,8 +1,8 @@
-//! Lost blocks: a failure took their last copy, so no request reaches the blocks after them.
+//! Lost blocks: a failure removed their last copy, so no request reaches the blocks after them.
 //!
-//! Invariant: after a lost block only moves in flight touch copies; each of them is dropped when its
-//! moves have ended. Cost: O(subtree) per failure and, while there are lost blocks, O(path + subtree)
-//! per move that ends.
+//! Invariant: after a lost block only moves in flight use copies. Each copy is dropped when its
+//! moves have ended. Cost: O(subtree) per failure and, while there are lost blocks, O(path +
+//! subtree) per ending move.
 
 use crate::block::{BlockId, Structure};
 
@@ -10,8 +10,8 @@ use crate::manager::Manager;
 use crate::manager::kinds::Cause;
 
 impl Manager {
-    /// Whether a leaf-only block that no lease holds has lost its last copy, so that no request
-    /// reaches the blocks after it.
+    /// Whether an unleased leaf-only block has lost its last copy, so that no request reaches the
+    /// blocks after it.
     pub(crate) fn is_lost(&self, block: BlockId) -> bool {
         self.trie().alive(block)
             && self.structure(block) == Structure::LeafOnly
@@ -19,7 +19,7 @@ impl Manager {
             && !self.missing(block).is_empty()
     }
 
-    /// Drops the subtree of a block if that is lost, or as much of it as no move touches.
+    /// Drops the subtree of a lost block, except copies in use by moves.
     pub(crate) fn sweep(&mut self, block: BlockId) {
         if !self.is_lost(block) {
             return;
@@ -41,8 +41,8 @@ impl Manager {
         }
     }
 
-    /// Sweeps the nearest lost block of the path up to `end`, and forgets lost blocks that are gone:
-    /// a move of the block after `end` has ended.
+    /// Sweeps the nearest lost block of the path up to `end`, and forgets removed lost blocks.
+    /// Called after a move of the block after `end` has ended.
     pub(crate) fn sweep_path(&mut self, end: Option<BlockId>) {
         if let Some(end) = end {
             self.sweep(end);
@@ -50,7 +50,7 @@ impl Manager {
         let mut lost = std::mem::take(&mut self.lost);
         lost.retain(|&root| self.trie().resolve(root).is_some_and(|root| self.is_lost(root)));
         self.lost = lost;
-        // Blocks in flight may be between the two. Only while a block is lost is a path walked.
+        // Blocks in flight may be between the two. A path is walked only while a block is lost.
         let end = end.filter(|&end| !self.lost.is_empty() && self.trie().alive(end));
         let mut path = std::iter::successors(end, |&block| self.trie().parent(block));
         if let Some(lost) = path.find(|&block| self.is_lost(block)) {

@@ -1,4 +1,4 @@
-//! Room: slots of one or more tiers, made all or not at all.
+//! Room: slots of several tiers, made all or not at all.
 //!
 //! ```text
 //! room there? --yes--> nothing
@@ -10,8 +10,8 @@
 //! a set that drops victims --enough--> carried out, --too little--> abandoned, NoSpace
 //! ```
 //!
-//! Room that is not worth a drop (`make_soft_room`) ends after the first set. Invariant: a failure changes
-//! nothing. Cost: none while there is room; otherwise that of the eviction set.
+//! Soft room (`make_soft_room`) ends after the first set. Invariant: a failure changes nothing.
+//! Cost: none while there is room, otherwise the cost of the eviction set.
 
 use std::ops::Range;
 
@@ -21,29 +21,30 @@ use crate::manager::Manager;
 use crate::manager::evict::set::EvictionSet;
 use crate::time::Nanos;
 
-/// Slots that are wanted on a tier.
+/// Slots wanted on a tier.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted<'a> {
     pub(crate) tier: TierId,
-    /// By group, of the first groups.
+    /// Number of slots by group, for the leading groups.
     pub(crate) slots: &'a [u64],
 }
 
 impl Manager {
-    /// Makes room for the wanted slots of each tier while some copies stay, or changes nothing. If
-    /// writing victims back does not leave enough room, victims that can be dropped are: retention is
-    /// soft.
+    /// Makes room for the wanted slots of each tier, or changes nothing.
+    ///
+    /// Does not evict the copies in `stay`. If writing victims back does not leave enough room,
+    /// droppable victims are dropped: retention is soft.
     ///
     /// # Errors
-    /// [`Error::NoSpace`](crate::error::Error::NoSpace) for the first tier that cannot do it.
+    /// [`Error::NoSpace`](crate::error::Error::NoSpace) for the first tier without enough room.
     pub(crate) fn make_room(
         &mut self,
         wanted: &[Wanted<'_>],
         stay: &[(TierId, Range<BlockId>)],
         now: Nanos,
     ) -> Result<()> {
-        // The usual case before a tier is full: no set is made. Each tier is named once, so the tiers
-        // can be checked one by one.
+        // The usual case before a tier is full needs no set. Each tier is named once, so the tiers
+        // can be checked separately.
         if wanted.iter().all(|wanted| self.has_room(wanted.tier, wanted.slots)) {
             return Ok(());
         }
@@ -69,8 +70,8 @@ impl Manager {
         }
     }
 
-    /// Makes room on a tier for what is not worth a drop: as far as its victims can be stored, or
-    /// leave by themselves. Returns whether there is enough; otherwise nothing has changed.
+    /// Makes room on a tier without dropping last copies: victims are stored below or are clean.
+    /// Returns whether there is enough room. Otherwise nothing has changed.
     pub(crate) fn make_soft_room(
         &mut self,
         wanted: Wanted<'_>,
@@ -94,10 +95,10 @@ impl Manager {
         fits
     }
 
-    /// Decides which copies leave so that `fill` succeeds, for `apply` and `keep`; or changes nothing.
+    /// Decides the evictions for a successful `fill`, for `apply` and `keep`, or changes nothing.
     ///
     /// # Errors
-    /// Those of `fill`.
+    /// The errors of `fill`.
     pub(crate) fn decide_room(
         &mut self,
         stay: &[(TierId, Range<BlockId>)],

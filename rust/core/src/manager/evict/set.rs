@@ -1,11 +1,11 @@
-//! Eviction sets: plans of victims that make room, completed before anything changes.
+//! Eviction sets: plans of victims that make room, completed before any change.
 //!
 //! A set takes victims in exact order of value, tier by tier down the cascade, on a view of the
-//! residencies as they would be; above a shared tier clean victims come first (`clean_first.rs`).
-//! Only entries of the eviction indexes are unlinked on the way, and resume points shifted; `abandon`
-//! puts them back, so that a set without enough room leaves no trace. Invariant: `spare` and `shared`
-//! count the slots that carrying the set out leaves free or draining. Cost: O(log n) per victim, plus
-//! the scan over class heads. One victim:
+//! future residencies. Above a shared tier clean victims come first (`clean_first.rs`). Planning
+//! only unlinks entries of the eviction indexes and shifts resume points, and `abandon` restores
+//! them, so a set without enough room leaves no trace. Invariant: `spare` and `shared` count the
+//! slots left free or draining after the set is carried out. Cost: O(log n) per victim, plus the
+//! scan over class heads. Decision for each victim:
 //!
 //! ```text
 //! lowest entry -> resume point? --yes--> copied one tier down, or dropped (points.rs)
@@ -43,34 +43,33 @@ use crate::manager::kinds::Cause;
 use pages::{PageView, Planned};
 use points::PointVictim;
 
-/// Victims up to which a set's memory is kept for the next one.
+/// Maximum number of victims of a set with memory kept for reuse.
 const MANY: usize = 64;
 
-/// How a victim leaves.
+/// Fate of a victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It is resident elsewhere too, or bad: its slots are free at once.
+    /// A second copy is resident, or the copy is bad: its slots are free at once.
     Clean,
-    /// This range must be written back one tier down first.
+    /// This range must be written back to the next tier first.
     Demote(Layers),
-    /// It is the last copy and is dropped.
+    /// The last copy, to be dropped.
     Drop,
-    /// It is the resume point with this number in the set: its block stays.
+    /// The resume point with this number in the set. Its block stays.
     Point(u32),
 }
 
-/// Victim: one range of layers of one block on one tier, or all layers of a run's consecutive
-/// blocks.
+/// Victim: a range of layers of a block on a tier, or all layers of a run's consecutive blocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Victim {
     pub(crate) tier: TierId,
-    /// The block, the last one if there are several.
+    /// The block, or the last of several blocks.
     pub(crate) block: BlockId,
     pub(crate) blocks: u32,
     pub(crate) layers: Layers,
     pub(crate) fate: Fate,
-    /// They are the tail of a leaf-only run, fully resident and idle: only their slots and their
-    /// nodes change.
+    /// Whether the blocks are the tail of a leaf-only run, fully resident and idle: only their
+    /// slots and nodes change.
     pub(crate) idle: bool,
 }
 
@@ -85,51 +84,52 @@ impl Victim {
     }
 }
 
-/// Room that the victims of a tier leave there.
+/// Room needed on a tier.
 #[derive(Clone, Copy)]
 enum Goal<'a> {
-    /// This number of slots of the first group that can be taken.
+    /// Number of slots of the first group that can be taken.
     Slots(u64),
-    /// Pages for these numbers of slots of each group, beyond those that the set takes.
+    /// Pages for these numbers of slots of each group, in addition to slots already taken by the
+    /// set.
     Pages(&'a [u64]),
 }
 
-/// Eviction set: victims that are decided on and not evicted yet, with the view that they give.
+/// Eviction set: victims decided but not evicted yet, with the resulting view.
 #[derive(Debug, Default)]
 pub(crate) struct EvictionSet {
     pub(crate) victims: Vec<Victim>,
-    /// Layers that remain of residencies that lose some.
+    /// Remaining layers of residencies that lose layers.
     taken: FxHashMap<(TierId, BlockId), Layers>,
-    /// Tails that leave a tier with all layers, but for the latest: end of the range by tier and
-    /// first block.
+    /// Tails that leave a tier with all layers, except the latest tail: end of the range by tier
+    /// and first block.
     tails: BTreeMap<(TierId, BlockId), BlockId>,
-    /// The latest tail, empty if there is none; the block exposed next is its parent.
+    /// The latest tail, or an empty range. The next exposed block is its parent.
     latest_tail: (TierId, Range<BlockId>),
-    /// Layers that will be resident or in flight one tier down.
+    /// Layers that will be resident or in flight on the next tier.
     added: FxHashMap<(TierId, BlockId), Layers>,
-    /// Slots of the first group per tier that could be taken once the set is carried out.
+    /// Free slots of the first group per tier after the set is carried out.
     spare: Vec<u64>,
     /// The pages of each tier, if several groups share them.
     shared: Vec<PageView>,
-    /// Leases that give their spare slots back.
+    /// Leases that return their spare slots.
     spared: Vec<LeaseId>,
-    /// Changes of the holds on parts of blocks, and parts whose slots leave.
+    /// Changes of the holds on parts of blocks, and parts with leaving slots.
     planned: Vec<Planned>,
     /// Resume points that leave or are copied.
     points: Vec<PointVictim>,
-    /// Blocks whose windows and states are stored below: they must not be dropped.
+    /// Blocks with windows and states stored below: they must not be dropped.
     coming: FxHashSet<BlockId>,
-    /// Tier whose victims are only previewed.
+    /// Tier with previewed victims only.
     preview: Option<TierId>,
     /// Whether victims are dropped if possible, not written back.
     dropping: bool,
-    /// Entries that were linked or unlinked for single blocks: to be refreshed in any case.
+    /// Entries linked or unlinked for single blocks. Always refreshed.
     touched: Vec<(TierId, BlockId)>,
-    /// Entries that were linked or unlinked for tails: right as they are if only tails are evicted.
+    /// Entries linked or unlinked for tails. Correct without a refresh if only tails are evicted.
     settled: Vec<(TierId, BlockId)>,
     /// Copies that must stay: end of the range by tier and first block.
     guarded: BTreeMap<(TierId, BlockId), BlockId>,
-    /// Blocks whose copies wait for room on a lower tier: they must not be dropped until then.
+    /// Blocks with copies waiting for room on a lower tier: they must not be dropped until then.
     moving: Vec<BlockId>,
     /// Cause of the evictions.
     pub(crate) cause: Cause,
@@ -175,26 +175,26 @@ impl EvictionSet {
         (*latest_tail, *preview, *dropping, *cause) = Default::default();
     }
 
-    /// The tiers whose pages several groups share: all or none.
+    /// The tiers with pages shared by several groups: all or none.
     pub(super) fn shared(&self) -> Range<TierId> {
         0..self.shared.len()
     }
 
-    /// Leases that give their spare slots back.
+    /// Leases that return their spare slots.
     pub(super) fn spared(&self) -> &[LeaseId] {
         &self.spared
     }
 
-    /// Whether one of these copies must stay.
+    /// Whether any of these copies must stay.
     fn guards(&self, tier: TierId, blocks: Range<BlockId>) -> bool {
-        // Ranges do not overlap, so the last one that begins before the end decides.
+        // Ranges do not overlap, so the last range that begins before the end decides.
         let before = self.guarded.range((tier, 0)..(tier, blocks.end)).next_back();
         before.is_some_and(|(_, &end)| blocks.start < end)
     }
 
     /// Whether a block leaves with a tail.
     fn in_tail(&self, tier: TierId, block: BlockId) -> bool {
-        // The latest tail is looked at most, so it is kept outside the map.
+        // The latest tail is checked most often, so it is kept outside the map.
         if self.latest_tail.0 == tier && self.latest_tail.1.contains(&block) {
             return true;
         }
@@ -213,7 +213,7 @@ impl EvictionSet {
         !tail && (self.taken.is_empty() || !blocks.clone().any(taken))
     }
 
-    /// Adds a tail that leaves.
+    /// Adds a leaving tail.
     fn add_tail(&mut self, tier: TierId, blocks: Range<BlockId>) {
         let (at, known) = std::mem::replace(&mut self.latest_tail, (tier, blocks));
         if !known.is_empty() {
@@ -221,7 +221,7 @@ impl EvictionSet {
         }
     }
 
-    /// The layers that remain of a residency that loses some.
+    /// The remaining layers of a residency that loses layers.
     fn rest(&self, tier: TierId, block: BlockId) -> Option<Layers> {
         let taken = self.taken.get(&(tier, block)).copied();
         taken.or_else(|| self.in_tail(tier, block).then_some(Layers::NONE))
@@ -229,14 +229,14 @@ impl EvictionSet {
 }
 
 impl Manager {
-    /// An empty set over the slots that can be taken now.
+    /// An empty set over the slots available now.
     pub(crate) fn eviction_set(&self) -> EvictionSet {
         let mut set = EvictionSet::default();
         self.open_set(&mut set);
         set
     }
 
-    /// Counts the slots that can be taken on each tier.
+    /// Counts the available slots of each tier.
     fn open_set(&self, set: &mut EvictionSet) {
         let tiers = 0..self.tiers.len();
         set.spare.extend(tiers.clone().map(|tier| self.blocks.takeable(tier)));
@@ -248,7 +248,7 @@ impl Manager {
         }
     }
 
-    /// An empty set, in the memory of an earlier one if there is one.
+    /// An empty set. Reuses the memory of an earlier set if possible.
     pub(super) fn reuse_set(&mut self, dropping: bool) -> Box<EvictionSet> {
         let mut set = self.spare_set.take().unwrap_or_default();
         self.open_set(&mut set);
@@ -256,9 +256,9 @@ impl Manager {
         set
     }
 
-    /// Keeps the memory of a set for the next one, unless it is large.
+    /// Keeps the memory of a set for reuse, unless it is large.
     pub(crate) fn keep(&mut self, mut set: Box<EvictionSet>) {
-        // One large eviction must not keep its memory for all later small ones.
+        // A large eviction must not keep its memory for all later small evictions.
         if set.victims.len() > MANY || set.taken.len() > MANY || set.planned.len() > MANY * MANY {
             return;
         }
@@ -266,18 +266,18 @@ impl Manager {
         self.spare_set = Some(set);
     }
 
-    /// An empty set whose victims leave for this cause.
+    /// An empty set with this cause of eviction.
     pub(crate) fn eviction_set_for(&self, cause: Cause) -> EvictionSet {
         EvictionSet { cause, ..self.eviction_set() }
     }
 
-    /// A set that previews the victims of `tier`, to write them ahead of need.
+    /// A set that previews the victims of `tier`, for writing them ahead of need.
     pub(crate) fn preview(&self, tier: TierId) -> EvictionSet {
         EvictionSet { preview: Some(tier), ..self.eviction_set_for(Cause::Ahead) }
     }
 
-    /// Adds victims until the wanted slots of a tier can be taken, and takes them. Victims that were
-    /// added before a failure stay in the set.
+    /// Adds victims until the wanted slots of a tier are available, and takes them. Victims added
+    /// before a failure stay in the set.
     pub(crate) fn room(
         &mut self,
         set: &mut EvictionSet,
@@ -285,7 +285,8 @@ impl Manager {
         wanted: &[u64],
         now: Nanos,
     ) -> bool {
-        // A store into a slot that its block has already: the reserve alone evicts nothing.
+        // A store into a slot already used by its block takes no new slot: the reserve alone evicts
+        // nothing.
         if wanted.iter().all(|&slots| slots == 0) {
             return true;
         }
@@ -315,13 +316,13 @@ impl Manager {
         self.leave(set, tier, Goal::Slots(upto), now)
     }
 
-    /// Slots of a tier that a set leaves free for others: only stores from disk to remote pass
-    /// through, and dropping writes none.
+    /// Slots of a tier that a set leaves free for transit. Zero for a dropping set, because it
+    /// writes no stores.
     fn kept_free(&self, set: &EvictionSet, tier: TierId) -> u64 {
         if set.dropping { 0 } else { self.transit_reserve(tier) }
     }
 
-    /// Slots of the first group by which a tier is short of a goal.
+    /// Number of slots of the first group missing for a goal on a tier.
     fn short(&self, set: &EvictionSet, tier: TierId, goal: Goal<'_>) -> u64 {
         match goal {
             Goal::Slots(upto) => upto.saturating_sub(set.spare[tier]),
@@ -329,14 +330,13 @@ impl Manager {
         }
     }
 
-    /// Adds the victims of the lowest value until a tier has reached a goal. Returns whether there are
-    /// enough.
+    /// Adds victims in order of value until a tier has reached a goal. Returns whether there are
+    /// enough victims.
     fn leave(&mut self, set: &mut EvictionSet, tier: TierId, goal: Goal<'_>, now: Nanos) -> bool {
         let (mut next, mut passed) = (None, self.pass_dirty(set, tier));
         let mut slots = self.short(set, tier, goal);
         while slots > 0 {
-            // A block that a tail exposed goes on unlinked, which spares a link and an unlink per
-            // block.
+            // A block exposed by a tail stays unlinked, which saves a link and an unlink per block.
             let (entry, linked) = match next.take() {
                 Some(next) => next,
                 None => match self.next_victim(set, tier, &mut passed, now) {
@@ -352,7 +352,7 @@ impl Manager {
                 self.tiers[tier].eviction.unlink(entry.id);
             }
             self.prefetch_parent(tier, run);
-            // The decision for one block applies to the tail of its run if the policy ranks those
+            // The decision for a block applies to the tail of its run if the policy ranks these
             // blocks alike.
             let tail = self.evict_tail(set, tier, entry, slots, now);
             if !tail {
@@ -362,7 +362,7 @@ impl Manager {
             slots = self.short(set, tier, goal);
             if tail {
                 set.settled.push((tier, entry.id));
-                // Among clean copies first the parent is compared with the others.
+                // With clean copies first, the parent must be compared with all entries.
                 let more = slots > 0 && !passed.passes();
                 next = self.expose(set, tier, more, now).map(|entry| (entry, false));
             }
@@ -373,8 +373,8 @@ impl Manager {
         true
     }
 
-    /// Prefetches the CPU cache lines that deciding on a victim reads, for one wait for memory
-    /// instead of many; returns the victim's run.
+    /// Prefetches the CPU cache lines needed for deciding on a victim, so that their memory
+    /// latencies overlap. Returns the victim's run.
     fn prefetch_victim(&self, block: BlockId) -> RunId {
         self.prefetch_residencies(block);
         let (run, first) = self.trie().prefetch_lines(block);
@@ -382,7 +382,8 @@ impl Manager {
         run
     }
 
-    /// Prefetches the lines of the parent of a run, which is linked when the run leaves.
+    /// Prefetches the lines of the parent of a run, because the parent is linked when the run
+    /// leaves.
     fn prefetch_parent(&self, tier: TierId, run: RunId) {
         if let Some(parent) = self.trie().prefetch_parent(run) {
             self.prefetch_residencies(parent);
@@ -390,7 +391,7 @@ impl Manager {
         }
     }
 
-    /// Adds one block as a victim, whatever its value.
+    /// Adds a block as a victim, regardless of its value.
     pub(crate) fn choose(
         &mut self,
         set: &mut EvictionSet,
@@ -403,19 +404,20 @@ impl Manager {
         self.decide(set, tier, entry, now);
     }
 
-    /// Further slots of a tier that a set could take, or pages of one that several groups share.
+    /// Number of slots still available to a set on a tier, or of pages if several groups share
+    /// them.
     pub(crate) fn spare(set: &EvictionSet, tier: TierId) -> u64 {
         set.shared.get(tier).map_or(set.spare[tier], |view| view.pages)
     }
 
-    /// Puts every entry and point back that a set moved.
+    /// Restores every entry and point moved by a set.
     pub(crate) fn abandon(&mut self, set: &EvictionSet) {
         self.end_planning(set);
         self.restore_points(set);
         self.relink_set(set);
     }
 
-    /// Brings all entries in line that a set moved.
+    /// Refreshes all entries moved by a set.
     pub(crate) fn relink_set(&mut self, set: &EvictionSet) {
         self.refresh_touched(set);
         for &(tier, block) in &set.settled {
@@ -423,7 +425,7 @@ impl Manager {
         }
     }
 
-    /// Refreshes the entries of the blocks that a set decided one by one.
+    /// Refreshes the entries of single blocks decided by a set.
     pub(crate) fn refresh_touched(&mut self, set: &EvictionSet) {
         for tier in self.tiers.iter_mut() {
             tier.eviction.end_selection();
@@ -433,8 +435,8 @@ impl Manager {
         }
     }
 
-    /// Keeps resident blocks of a run out of the set. Guarded ranges of a tier overlap only where
-    /// one extends another.
+    /// Keeps resident blocks of a run out of the set. Guarded ranges of a tier overlap only if a
+    /// range extends an earlier range.
     pub(crate) fn guard(&mut self, set: &mut EvictionSet, tier: TierId, blocks: Range<BlockId>) {
         let end = set.guarded.entry((tier, blocks.start)).or_default();
         *end = blocks.end.max(*end);
@@ -446,7 +448,7 @@ impl Manager {
         }
     }
 
-    /// Brings the entries of copies in line that a set kept: one may be a leaf now.
+    /// Refreshes the entries of copies kept by a set: some may be leaves now.
     pub(crate) fn refresh_stay(&mut self, stay: Vec<(TierId, Range<BlockId>)>) {
         for (tier, run) in stay {
             let structure = self.departures(run.start);
@@ -477,7 +479,7 @@ impl Manager {
             return rest;
         }
         if let Some(&more) = set.added.get(&(tier, block)) {
-            // A victim may be written back from above: `can_write` removes what remained of it.
+            // A victim may be written back from above: `can_write` removes its remaining layers.
             return more;
         }
         // Bad layers cannot be read, but their slots can be freed.
@@ -488,7 +490,7 @@ impl Manager {
     }
 
     fn usable_view(&self, set: &EvictionSet, tier: TierId, block: BlockId) -> Layers {
-        // A bad copy serves no request, so it does not make another one clean.
+        // A bad copy serves no request, so it does not make a second copy clean.
         if self.residency(tier, block).state == ResidencyState::Bad {
             Layers::NONE
         } else {

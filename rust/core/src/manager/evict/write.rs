@@ -1,8 +1,8 @@
-//! Write-back: at commit (write-through), ahead of need, before an engine takes slots back.
+//! Write-back: at commit (write-through), ahead of need, and before an engine takes slots back.
 //!
 //! Invariant: writing is soft. If a lower tier has no room, nothing is written and nothing fails.
-//! Cost: O(log n) per block written; the preview ahead of need costs O(log n) per slot of the
-//! watermark, at most once per that many evictions.
+//! Cost: O(log n) per written block. The preview ahead of need costs O(log n) per slot of the
+//! watermark, at most once per watermark's number of evictions.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ use crate::manager::moves::shared_stores::SharedStore;
 use crate::transfer::{End, Endpoint, MoveKind};
 
 impl Manager {
-    /// Copies a block down once it is resident on a tier that writes through.
+    /// Copies a block down once it is resident on a write-through tier.
     pub(crate) fn write_through(
         &mut self,
         tier: TierId,
@@ -36,15 +36,15 @@ impl Manager {
         }
     }
 
-    /// Whether blocks of the first tier are written with the resume point that they serve, not one by
-    /// one.
+    /// Whether blocks of the first tier are written together with their resume point, not
+    /// individually.
     fn writes_points(&self) -> bool {
         self.points.several() && !self.tiers.engine_owned()
     }
 
-    /// The same for consecutive blocks of a run.
+    /// Writes consecutive blocks of a run through, like `write_through`.
     pub(crate) fn write_run(&mut self, tier: TierId, blocks: Range<BlockId>, now: Nanos) {
-        // Block by block where some are below already, refused, or not idle.
+        // Write block by block if some blocks are already below, refused, or not idle.
         if !self.tiers.writes_through(tier)
             || self.writes_points()
             || !self.tiers.above_shared(tier) && self.write_batch(tier, &blocks, now)
@@ -56,11 +56,11 @@ impl Manager {
         }
     }
 
-    /// Begins to copy blocks down in one batch, if none is resident below. Returns whether nothing
-    /// is left to do.
+    /// Starts to copy blocks down in a batch, if none is resident below. Returns whether nothing is
+    /// left to do.
     fn write_batch(&mut self, tier: TierId, blocks: &Range<BlockId>, now: Nanos) -> bool {
         let below = tier + 1;
-        // All are resident below already.
+        // All blocks are resident below already.
         if (below..self.tiers.len()).any(|at| self.blocks.table(at).all_full(blocks.clone())) {
             return true;
         }
@@ -69,13 +69,14 @@ impl Manager {
             && self.blocks.table(tier).all_idle(blocks.clone())
             && (below..self.tiers.len())
                 .all(|at| self.blocks.table(at).none_present(blocks.clone()));
-        // Blocks of one run share uses and scope, so the first decides for all.
+        // Blocks of a run share uses and scope, so the first decides for all.
         if !plain || !self.worth_writing(tier, blocks.start) {
             return plain;
         }
         let mut set = self.eviction_set_for(Cause::Ahead);
         let fits = self.room(&mut set, below, &[u64::from(blocks.end - blocks.start)], now);
-        // Block by block, their parent would not leave the tier once the first of them is there.
+        // In a write block by block, the first stored block would keep the parent on the tier
+        // below.
         let before = self.trie().parent(blocks.start);
         if !fits || set.victims.iter().any(|v| v.tier == below && Some(v.block) == before) {
             self.abandon(&set);
@@ -90,8 +91,8 @@ impl Manager {
         true
     }
 
-    /// Whether a block was used often enough to be written below, and would be of use there: below
-    /// a missing parent it would be a hole of a leaf-only scope.
+    /// Whether a block was used often enough to be written below, and is useful there: below a
+    /// missing parent it would be a hole of a leaf-only scope.
     pub(crate) fn worth_writing(&self, tier: TierId, block: BlockId) -> bool {
         let node = self.node(block);
         node.uses >= self.tiers[tier].spec.admit_after
@@ -99,10 +100,11 @@ impl Manager {
                 || self.trie().parent(block).is_none_or(|parent| self.missing(parent).is_empty()))
     }
 
-    /// Copies the layers that are resident on no lower tier one tier down, from the block's
-    /// residency or from an engine's slot, unless a block used after `younger` would be dropped or
-    /// written for it. A store to a shared tier waits until an executor asks for it. Returns whether a
-    /// store begins or waits by it.
+    /// Copies the layers missing on every lower tier to the next tier.
+    ///
+    /// The source is the block's residency or an engine's slot. Does nothing if a block used after
+    /// `younger` would be dropped or written for it. A store to a shared tier waits until an
+    /// executor requests it. Returns whether a store was started or queued.
     pub(crate) fn write_down(
         &mut self,
         tier: TierId,
@@ -115,9 +117,9 @@ impl Manager {
             return false;
         }
         let Some(dirty) = self.unwritten(tier, block, source) else { return false };
-        // An engine takes its slots back whenever it wants.
+        // An engine takes its slots back at any time.
         let waits = source.is_none() && self.tiers.above_shared(tier);
-        // A flush, which spares younger blocks, counts the stores for which there is room.
+        // A flush, which spares younger blocks, counts the stores with enough room.
         if waits && younger == Stamp::MAX {
             return self.shared_stores.add(SharedStore { tier, block, point: false, younger });
         }
@@ -131,7 +133,7 @@ impl Manager {
         true
     }
 
-    /// The layers of a block that the tier below is to get; `None` if it gets none.
+    /// The layers of a block to store on the tier below, or `None`.
     pub(crate) fn unwritten(
         &mut self,
         tier: TierId,
@@ -140,7 +142,7 @@ impl Manager {
     ) -> Option<Layers> {
         let have = match source {
             Some(private) => self.private_slots[private].layers,
-            // A point is copied on before its blocks have arrived.
+            // A point is copied further before its blocks have arrived.
             None if self.points.several() => self.expected(tier, block),
             None => self.residency(tier, block).usable(),
         };
@@ -149,7 +151,7 @@ impl Manager {
         for lower in below..self.tiers.len() {
             dirty = dirty.and_then(|left| left.without(self.expected(lower, block)));
         }
-        // Nothing to write, or dirty layers on both sides of clean ones.
+        // Nothing to write, or dirty layers on both sides of clean layers.
         let dirty = dirty.filter(|dirty| !dirty.is_empty())?;
         self.forget_bad_copies(block);
         let there = self.residency(below, block);
@@ -162,7 +164,7 @@ impl Manager {
         (takes && joins && worth).then_some(dirty)
     }
 
-    /// The victims that make room for a block on the tier below; `None` if there is not enough.
+    /// The set that makes room for a block on the tier below, or `None` without enough room.
     pub(crate) fn room_below(
         &mut self,
         tier: TierId,
@@ -175,7 +177,7 @@ impl Manager {
         let mut set = self.eviction_set_for(Cause::Ahead);
         self.guard(&mut set, below, block..block + 1);
         let fresh = self.expected(below, block).is_empty();
-        // A slot that holds part of the block has room for the rest.
+        // A slot with part of the block has room for the rest.
         let units = if fresh || self.tiers[below].spec.layer_slots {
             self.tiers.units(below, dirty)
         } else {
@@ -186,7 +188,7 @@ impl Manager {
         // A clean victim above the last tier costs nothing: its bytes are below.
         let costs = |v: &Victim| v.tier == self.tiers.last() || !matches!(v.fate, Fate::Clean);
         let young = |v: &Victim| self.node(v.block).access > younger;
-        // A flush must not evict a younger block for an older one.
+        // A flush must not evict a younger block for an older block.
         if !fits || set.victims.iter().any(|v| costs(v) && young(v)) {
             self.abandon(&set);
             return None;
@@ -194,7 +196,7 @@ impl Manager {
         Some(set)
     }
 
-    /// Begins the stores of `dirty`, for which there is room; the source stays resident.
+    /// Starts the stores of `dirty`, into room already made. The source stays resident.
     pub(crate) fn copy_down(
         &mut self,
         tier: TierId,
@@ -204,7 +206,7 @@ impl Manager {
         now: Nanos,
     ) {
         let each = self.tiers[tier].spec.layer_slots;
-        // Without layer slots one slot serves all layers, and one move copies them.
+        // Without layer slots a single slot has all layers, and a single move copies them.
         let layers = if each { dirty } else { Layers::new(dirty.lo, dirty.lo + 1) };
         let slots: SmallVec<[Slot; 1]> = match source {
             Some(private) => layers.iter().map(|l| self.private_slot(private, l)).collect(),
@@ -216,8 +218,8 @@ impl Manager {
         self.store(tier, block, dirty, now, source);
     }
 
-    /// Writes the least valuable dirty blocks of a tier down before their slots are needed, while its
-    /// free and clean slots are below its watermark `free_low`. The copies above stay valid.
+    /// Writes the least valuable dirty blocks of a tier down before their slots are needed, while
+    /// its free and clean slots are below its watermark `free_low`. The copies above stay valid.
     pub(crate) fn write_ahead_on(&mut self, tier: TierId, now: Nanos) {
         let (this, space) = (&self.tiers[tier], self.blocks.space(tier));
         let free = space.takeable();
@@ -240,12 +242,12 @@ impl Manager {
         self.tiers[tier].credit = clean;
     }
 
-    /// Evicts a set's victims below `tier`; those on `tier` itself it only writes.
+    /// Evicts a set's victims below `tier`, and only writes its victims on `tier`.
     fn carry_out_below(&mut self, set: &EvictionSet, tier: TierId, now: Nanos) {
         let shared = self.tiers.above_shared(tier);
         for victim in &set.victims {
             match victim.fate {
-                // A store to a shared tier makes its room when it begins.
+                // A store to a shared tier makes its room when it starts.
                 Fate::Demote(_) if shared && victim.tier == tier => {
                     self.write_down(tier, victim.block, None, Stamp::MAX, now);
                 }

@@ -1,8 +1,8 @@
-//! Borders that hints name: resume points that newer ones of their path do not replace.
+//! Borders named by hints: resume points that newer points of their path do not replace.
 //!
-//! A border at which a tier has all that a resume needs becomes a point at once. Another one waits for
-//! the next request whose pass can end there. Invariant: all errors are found before the first change.
-//! Cost: O(path) per border, and one hash per block of the path.
+//! A border becomes a point at once if a tier has all its needs. Otherwise it waits for the next
+//! request with a pass that can end there. Invariant: all errors are found before the first change.
+//! Cost: O(path) per border, and a hash per block of the path.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,8 @@ use crate::record::BlockKey;
 use super::rejected;
 
 impl Manager {
-    /// Fails for a model with one group, and for borders that are not between blocks of the path.
+    /// Fails for a model with a single group, and for borders that are not between blocks of the
+    /// path.
     pub(super) fn check_borders(&self, target: &Target, borders: &[u64]) -> Result<()> {
         self.check_target(target)?;
         if !self.points.several() {
@@ -51,7 +52,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Makes borders of a target's path resume points; those that cannot be yet wait.
+    /// Makes borders of a target's path resume points. Borders that cannot be points yet wait.
     pub(super) fn keep_borders(&mut self, target: &Target, borders: &[u64]) -> HintReply {
         let path = match self.target_path(target) {
             Ok(path) => path,
@@ -66,7 +67,7 @@ impl Manager {
         };
         let (mut made, mut waiting, mut over) = (0, 0, 0);
         for border in places {
-            // An earlier hint of the call may have cost the path its end.
+            // An earlier hint of the call may have evicted the end of the path.
             let Some(&(scope, key)) = keys.get(border - 1) else {
                 over += 1;
                 continue;
@@ -113,13 +114,13 @@ impl Manager {
         Some(path.iter().map(|&block| (first, self.key(block))).collect())
     }
 
-    /// Makes a border of a path a point that stays, on the first tier that has all that it needs.
-    /// Returns whether it is one.
+    /// Makes a border of a path a lasting point, on the first tier with all its needs. Returns
+    /// whether the point exists.
     fn make_point(&mut self, path: &[BlockId], border: usize) -> bool {
         let Some(&block) = path.get(border - 1) else { return false };
         let blocks = u32::try_from(border).expect("fewer than 2^32 blocks");
         let path = &path[..border];
-        // A lease may keep blocks after one that was lost, also in a leaf-only scope.
+        // A lease may keep blocks after a lost block, also in a leaf-only scope.
         let whole = self.covered(path) == border;
         let fills = || {
             self.structure(block) == Structure::Holes

@@ -1,15 +1,15 @@
-//! Loads that wait: blocks that are wanted on a tier by a time, loaded as late as the lanes allow.
+//! Waiting loads: blocks wanted on a tier by a deadline, loaded as late as the lanes allow.
 //!
-//! Loads run one after another in the order of their times. So the latest start of a load follows
-//! from that of the next one:
+//! Loads run consecutively in the order of their deadlines. So the latest start of a load follows
+//! from the start of the next load:
 //!
 //! ```text
 //! by    = deadline - slack - takes / jitter
 //! start = min(by, start of the next load) - takes
 //! ```
 //!
-//! Invariant: the first load has the earliest start, and `start` is that of now. Cost: O(log loads)
-//! to find one, O(loads) per load that is added, measured or removed.
+//! Invariant: the first load has the earliest start, and `start` is up to date. Cost: O(log loads)
+//! to find a load, O(loads) per added, measured or removed load.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::scope::Scope;
 use crate::time::{NEVER, Nanos};
 use crate::visits;
 
-/// The blocks of a load. A later hint about the same ones replaces it.
+/// The blocks of a load. A later hint for the same blocks replaces it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum LoadKey {
     /// The path of a session, until its next request.
@@ -31,59 +31,59 @@ pub(crate) enum LoadKey {
     Tokens(Arc<(Scope, Vec<Token>)>),
 }
 
-/// A load that waits for its latest start.
+/// A load waiting for its latest start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Load {
-    /// The tier that it loads to.
+    /// Destination tier.
     pub(crate) tier: TierId,
-    /// When the blocks are wanted.
+    /// Time at which the blocks are wanted.
     pub(crate) deadline: Nanos,
-    /// Whether blocks that would come after the deadline stay.
+    /// Whether blocks that would miss the deadline are not loaded.
     pub(crate) strict: bool,
-    /// How long before the deadline it ends,
+    /// Time from its end to the deadline, without `jitter`.
     pub(crate) slack: Nanos,
-    /// and in addition its time on the lanes divided by this: copies are not even.
+    /// Divisor of its time on the lanes, for an additional margin: copy times vary.
     pub(crate) jitter: Nanos,
     /// Its time on the lanes, at the last measurement.
     pub(crate) takes: Nanos,
-    /// The tiers that it reads from, a bit each.
+    /// Bit set of its source tiers.
     pub(crate) sources: u64,
-    /// When to measure again: loads from the slowest tier would begin then.
+    /// Time of the next measurement: the latest start for blocks on the slowest tier.
     pub(crate) look: Option<Nanos>,
 }
 
 impl Load {
-    /// A load of unknown time.
+    /// A load without a measurement.
     pub(crate) fn unmeasured(tier: TierId, deadline: Nanos, slack: Nanos, jitter: Nanos) -> Self {
         let (strict, takes, sources, look) = (false, 0, 0, None);
         Self { tier, deadline, strict, slack, jitter, takes, sources, look }
     }
 
-    /// Its latest start if it takes `takes` and no other load waits.
+    /// Its latest start if it takes `takes` and no further load waits.
     pub(crate) fn latest_start(&self, takes: Nanos) -> Nanos {
         Self { takes, ..*self }.by().saturating_sub(takes)
     }
 
-    /// When its last copy is to end.
+    /// Target end time of its last copy.
     fn by(&self) -> Nanos {
         self.deadline.saturating_sub(self.slack.saturating_add(self.takes / self.jitter))
     }
 }
 
-/// The loads that wait.
+/// The waiting loads.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Coming {
     loads: BTreeMap<LoadKey, Load>,
-    /// Index by the time of the last copy, with the time that each takes.
+    /// Index by end time, with the duration of each load.
     order: BTreeMap<(Nanos, LoadKey), Nanos>,
-    /// The latest start of the first one.
+    /// The latest start of the first load.
     start: Nanos,
     /// Index by the time of the next measurement.
     looks: BTreeSet<(Nanos, LoadKey)>,
 }
 
 impl Coming {
-    /// Adds a load in place of one of the same blocks.
+    /// Adds a load. Replaces a load of the same blocks.
     pub(crate) fn put(&mut self, key: LoadKey, load: Load) {
         self.take(&key);
         self.order.insert((load.by(), key.clone()), load.takes);
@@ -110,23 +110,23 @@ impl Coming {
         Some(load)
     }
 
-    /// A load that waits.
+    /// A waiting load.
     pub(crate) fn get(&self, key: &LoadKey) -> Option<Load> {
         self.loads.get(key).copied()
     }
 
-    /// The load to begin first, and its latest start.
+    /// The load to start first, and its latest start.
     pub(crate) fn first(&self) -> Option<(&LoadKey, &Load, Nanos)> {
         let ((_, key), _) = self.order.first_key_value()?;
         Some((key, &self.loads[key], self.start))
     }
 
-    /// The load to measure first, and when.
+    /// The load to measure first, and the time.
     pub(crate) fn first_look(&self) -> Option<&(Nanos, LoadKey)> {
         self.looks.first()
     }
 
-    /// Number of sequences of a tenant and adapter that wait, and their tokens.
+    /// Number of waiting sequences of a tenant and adapter, and of their tokens.
     pub(crate) fn held_by(&self, scope: &Scope) -> (usize, usize) {
         let (tenant, lora) = (scope.tenant.clone(), scope.lora.clone());
         let from = Scope { tenant, lora, ..Scope::default() };
@@ -192,8 +192,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against all ways to leave the lane to the first loads: the load that begins first ends in
-        /// time with all that follow it, and would not if it began a nanosecond later.
+        /// Compares with a queue: all loads end in time if the first starts at its latest start,
+        /// but not if it starts a nanosecond later.
         #[test]
         fn the_first_load_begins_as_late_as_all_allow(
             steps in prop::collection::vec((0_u64..6, 200_u64..2000, 0_u64..80, any::<bool>()), 1..40),

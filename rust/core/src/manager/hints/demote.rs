@@ -1,8 +1,8 @@
 //! Demotion hints: evict blocks to a lower tier before their slots are needed.
 //!
-//! A demotion moves a block one tier down; one that is to go further continues when its store has
-//! ended. Invariant: no copy is dropped for it: a block that cannot be written stays. Cost: O(log
-//! n) per block and tier; each completion visits the blocks that have further to go.
+//! A demotion moves a block to the next tier. A block with a lower destination continues after its
+//! store has ended. Invariant: a demotion drops no copy, and a block that cannot be written stays.
+//! Cost: O(log n) per block and tier. Each completion visits the unfinished demotions.
 
 use std::cmp::Reverse;
 
@@ -21,7 +21,7 @@ use crate::manager::kinds::Cause;
 enum Descent {
     /// No tier above the destination has any of its layers.
     Below,
-    /// A move or a child keeps it for now: it continues once that has ended.
+    /// A move or a child keeps it for now. It continues afterwards.
     InFlight,
     /// It stays: it is pinned, or no tier below can take it.
     Stays,
@@ -36,7 +36,7 @@ impl Manager {
         };
         let (mut blocks, scope) = (0, self.target_scope(target));
         for &block in path.iter().rev() {
-            // Room for a block demoted before it may have cost this one its last copy.
+            // Room for an earlier block may have evicted the last copy of this block.
             if self.trie().alive(block) && self.own(&scope, block) {
                 blocks += u64::from(self.lower(block, to, now) != Descent::Stays);
             }
@@ -54,14 +54,14 @@ impl Manager {
         HintReply { answer, blocks, left, code, reason }
     }
 
-    /// Demotes a block one tier down, and lists it if it has further to go.
+    /// Demotes a block to the next tier, and lists it if its destination is lower.
     fn lower(&mut self, block: BlockId, to: TierId, now: Nanos) -> Descent {
         self.hints.demoting.remove(&block);
         for tier in 0..to {
             let here = self.residency(tier, block);
             match here.state {
                 ResidencyState::Absent => {}
-                // It leaves for a shared tier once that has it.
+                // It leaves once the shared tier has it.
                 ResidencyState::Resident
                     if self.tiers.writes_shared(tier)
                         && (tier > 0 || self.node(block).refs == 0)
@@ -89,7 +89,7 @@ impl Manager {
         Descent::Below
     }
 
-    /// Whether a block cannot leave a tier yet, but will.
+    /// Whether a block cannot leave a tier yet, but will later.
     fn underway(&self, tier: TierId, block: BlockId) -> bool {
         let here = self.residency(tier, block);
         let held = tier == 0 && self.node(block).refs > 0;
@@ -101,14 +101,14 @@ impl Manager {
         here.state != ResidencyState::Bad && !held && (moves || child)
     }
 
-    /// Whether the shared tier below has a block, and the resume point after it.
+    /// Whether the shared tier below has a block and its resume point.
     fn on_shared(&self, tier: TierId, block: BlockId) -> bool {
         let point = self.points.has_on(tier, block) && !self.points.has_on(tier + 1, block);
         self.blocks.is_clean(tier, block) && !point
     }
 
-    /// Whether a block, or the resume point after it, waits to be written to the shared tier below, from
-    /// now on if need be, or is on its way there: then only its transit slot may be busy.
+    /// Whether a block or its resume point waits to be written to the shared tier below, or is on
+    /// its way there: then only its transit slot may be busy. Starts to wait if necessary.
     fn waits_below(&mut self, tier: TierId, block: BlockId, now: Nanos) -> bool {
         if self.points.has_on(tier, block) && !self.points.has_on(tier + 1, block) {
             self.copy_point(tier, block, now);
@@ -123,7 +123,7 @@ impl Manager {
             || self.arrival(tier + 1, block).is_some_and(|arrival| !arrival.moves.is_empty())
     }
 
-    /// Evicts all layers of a block from a tier, after its resume point, if nothing is lost.
+    /// Evicts all layers of a block from a tier after its resume point, if nothing is lost.
     fn step_down(&mut self, tier: TierId, block: BlockId, now: Nanos) -> bool {
         if self.points.has_on(tier, block) {
             if (tier + 1..self.tiers.len()).any(|lower| self.points.has_on(lower, block)) {
@@ -135,7 +135,7 @@ impl Manager {
                 return false;
             }
         }
-        // With layer slots one range of layers leaves at a time.
+        // With layer slots a single range of layers leaves at a time.
         while self.residency(tier, block).state == ResidencyState::Resident
             && self.evictable(tier, block)
         {
@@ -143,7 +143,7 @@ impl Manager {
             self.choose(&mut set, tier, block, now);
             let mine = set.victims.iter().filter(|victim| victim.block == block);
             let fates: Vec<Fate> = mine.map(|victim| victim.fate).collect();
-            // A hint to demote must not drop a last copy.
+            // A demotion must not drop a last copy.
             if fates.is_empty() || fates.contains(&Fate::Drop) {
                 self.abandon(&set);
                 return false;
@@ -162,7 +162,7 @@ impl Manager {
             self.hints.demoting.iter().map(|(&block, &to)| (block, to)).collect();
         all.sort_by_key(|&(block, _)| (Reverse(self.trie().depth(block)), block));
         for (block, to) in all {
-            // The demotion of another block may have ended this one.
+            // An earlier demotion may have ended this demotion.
             if self.hints.demoting.contains_key(&block) {
                 self.lower(block, to, now);
             }

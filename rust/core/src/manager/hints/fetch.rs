@@ -1,8 +1,8 @@
 //! Prefetch hints: load blocks to a tier before a request needs them.
 //!
-//! With all blocks of a path go the windows and states of the border at which it resumes.
-//! Room is made as for a request; a block in flight cannot be evicted, so at most a quarter of a
-//! tier's blocks are. Invariant: no block of the path is evicted for another. Cost: that of a
+//! After all blocks of a path, the windows and states of its resume border are loaded. Room is made
+//! as for a request. A block in flight cannot be evicted, so at most a quarter of a tier's blocks
+//! are in flight. Invariant: no block of the path is evicted for a later block. Cost: the cost of a
 //! request's loads.
 
 use crate::block::{BlockId, Layers, LeaseId, NO_MOVE, NO_SLOT, Part, Place, TierId};
@@ -21,14 +21,14 @@ use crate::transfer::{Endpoint, MoveKind};
 /// At most 1 / `ARRIVING_SHARE` of a tier's blocks may be in flight for prefetches.
 const ARRIVING_SHARE: u64 = 4;
 
-/// No lease waits for these moves.
+/// Lease id of moves without a waiting lease.
 const NO_LEASE: LeaseId = NO_MOVE;
 
-/// Result for one block.
+/// Result of a prefetch for a single block.
 enum Fetched {
-    /// It is resident or in flight.
+    /// Resident or in flight.
     Yes,
-    /// It is not loaded, for this reason.
+    /// Not loaded, with the reason.
     No(HintCode, &'static str),
 }
 
@@ -46,7 +46,7 @@ impl Manager {
         }
         let mut fetched = 0;
         let (mut code, mut why) = (HintCode::Accepted, "");
-        // Pinned, so that no block is evicted for a later one.
+        // Pinned, so that no block is evicted for a later block.
         self.pin(path);
         for &block in path {
             let one = if tier == 0 {
@@ -79,7 +79,7 @@ impl Manager {
         HintReply { answer, blocks: fetched, left, code, reason }
     }
 
-    /// Whether too many blocks are in flight to a tier already.
+    /// Whether too many blocks are already in flight to a tier.
     fn crowded(&self, tier: TierId) -> bool {
         let arrivals = self.blocks.table(tier).arrivals() as u64;
         (arrivals + 1) * ARRIVING_SHARE > u64::from(self.tiers[tier].spec.blocks)
@@ -92,13 +92,13 @@ impl Manager {
         deadline.is_some_and(|deadline| ready > deadline)
     }
 
-    /// Begins the loads of a block to the first tier, as a request would.
+    /// Starts the loads of a block to the first tier, as a request would.
     fn fetch_first(&mut self, block: BlockId, deadline: Option<Nanos>, now: Nanos) -> Fetched {
         if self.fully_resident(block) {
             return Fetched::Yes;
         }
         let mut missing = [self.find_missing(0, block, now)];
-        // All of it is in flight for another request.
+        // All of it is in flight for an earlier request.
         if missing[0].lacks.is_empty() {
             return Fetched::Yes;
         }
@@ -124,7 +124,7 @@ impl Manager {
         Fetched::Yes
     }
 
-    /// Begins the loads of a full block to a lower tier, from the nearest one below it.
+    /// Starts the loads of a full block to a lower tier, from the nearest tier below.
     fn fetch(
         &mut self,
         block: BlockId,
@@ -133,7 +133,7 @@ impl Manager {
         now: Nanos,
     ) -> Fetched {
         let all = self.all_layers();
-        // A copy above serves requests better than one here.
+        // A copy above serves requests better than a copy here.
         if (0..=tier).any(|upper| self.expected(upper, block) == all) {
             return Fetched::Yes;
         }
@@ -185,15 +185,15 @@ impl Manager {
         Fetched::Yes
     }
 
-    /// Loads to a tier what the longest border of a path needs of the groups after the first, if there
-    /// is room. The border is a resume point on the tier then, if it is one elsewhere.
+    /// Loads the needs of a path's longest border to a tier, if there is room. If the border is a
+    /// resume point on any tier, it then becomes a point on this tier.
     fn fetch_windows(&mut self, path: &[BlockId], tier: TierId, now: Nanos) {
         let path = &path[..self.longest_border(path, self.tiers.len()) as usize];
         let border = path_border(path);
         let needs = self.points.needs(path, border);
         let (lacking, there): (Vec<_>, Vec<_>) =
             needs.into_iter().partition(|&part| self.nearest(part) > tier);
-        // Bytes that cannot be read, or a failed move that may still write them.
+        // The slot has unreadable bytes, or a failed move may still write it.
         let free = |&Part { group, block }: &Part| {
             self.residency(Place::new(tier, group), block).slot == NO_SLOT
         };

@@ -1,10 +1,11 @@
-//! Late loads: blocks that are wanted by a time stay where they are until the lanes need that long.
+//! Late loads: blocks wanted by a deadline stay on their tiers until the latest start of their
+//! load.
 //!
-//! Blocks of a path can be demoted while the load waits. So a load is measured when it would have to
-//! begin if all its blocks were on the slowest tier, and again before it begins. A load whose lanes
-//! are busy beyond its latest start begins at once. Invariant: a load begins before its latest start
-//! only for that. Cost: O(path) per measurement, of which a load has three; with no load that waits, a
-//! comparison per call.
+//! Blocks of a path can be demoted while the load waits. So a load is measured at the latest start
+//! for blocks on the slowest tier, and again before it starts. A load starts at once if its lanes
+//! are busy beyond its latest start. Invariant: a load starts early only for this reason. Cost:
+//! O(path) per measurement, three measurements per load. Without waiting loads, a comparison per
+//! call.
 
 use std::sync::Arc;
 
@@ -17,15 +18,15 @@ use crate::manager::Manager;
 use crate::manager::request::matching::path::path_border;
 use crate::time::Nanos;
 
-/// A prefetch ends this long before its deadline: an engine begins loads between two steps.
+/// Time from the end of a prefetch to its deadline: an engine starts loads between two steps.
 const STEP: Nanos = 50_000_000;
 
-/// It ends early by its time on the lanes divided by this as well.
+/// Divisor of its time on the lanes, for an additional margin before the deadline.
 const JITTER: Nanos = 8;
 
 impl Manager {
-    /// The time at which a load that waits is due: call [`Manager::hint`] then, without a hint will
-    /// do. `None` if none waits. Other calls may change it.
+    /// The due time of the next waiting load, or `None`. Call [`Manager::hint`] then, with or
+    /// without hints. Later calls may change the due time.
     ///
     /// # Errors
     /// [`Error::Closed`](crate::Error::Closed) or [`Error::Invariant`](crate::Error::Invariant).
@@ -69,7 +70,7 @@ impl Manager {
         self.fetch_path(&path, tier, deadline, now)
     }
 
-    /// Lets the load of a path wait.
+    /// Queues the load of a path until its latest start.
     pub(super) fn let_wait(&mut self, key: LoadKey, load: Load, path: &[BlockId], now: Nanos) {
         let worst = self.block_times(load.tier).into_iter().max().unwrap_or(0);
         let worst = worst.saturating_mul(path.len() as u64);
@@ -78,7 +79,7 @@ impl Manager {
         self.sessions.coming.put(key, load);
     }
 
-    /// Begins the loads that are due.
+    /// Starts the due loads.
     pub(super) fn bring_expected(&mut self, now: Nanos) {
         while let Some(key) = self.due_load(now) {
             let path = self.load_path(&key);
@@ -92,7 +93,7 @@ impl Manager {
         }
     }
 
-    /// The first load to begin or to measure by `now`.
+    /// The first load to start or to measure by `now`.
     fn due_load(&self, now: Nanos) -> Option<LoadKey> {
         let coming = &self.sessions.coming;
         let (key, ..) = coming.first()?;
@@ -102,19 +103,19 @@ impl Manager {
         coming.first_look().filter(|&&(at, _)| at <= now).map(|(_, key)| key.clone())
     }
 
-    /// Whether a load is the first and its latest start has come, or its lanes are busy until then.
+    /// Whether a load is the first and due, or its lanes are busy until its latest start.
     fn begins(&self, key: &LoadKey, now: Nanos) -> bool {
         let first = self.sessions.coming.first().filter(|&(first, ..)| first == key);
         first.is_some_and(|(_, load, start)| start <= self.busy_until(load, now))
     }
 
-    /// When all lanes of a load are idle.
+    /// The earliest time with all lanes of a load idle.
     fn busy_until(&self, load: &Load, now: Nanos) -> Nanos {
         let read = (0..self.tiers.len()).filter(|&tier| load.sources >> tier & 1 == 1);
         read.map(|tier| self.lanes.free_at(self.tiers[tier].read)).fold(now, Nanos::max)
     }
 
-    /// A load with its time from where its blocks are now.
+    /// Measures a load's time from the present tiers of its blocks.
     fn measured(&self, load: Load, path: &[BlockId], now: Nanos) -> Load {
         let times = self.block_times(load.tier);
         let (tier, all) = (load.tier, self.all_layers());
@@ -147,7 +148,7 @@ impl Manager {
         Load { takes, sources, look: load.look.filter(|&look| look > now), ..load }
     }
 
-    /// By tier below one: how long a block takes from there, on all lanes.
+    /// Load time of a block from each tier below `tier`, summed over all lanes.
     fn block_times(&self, tier: TierId) -> Vec<Nanos> {
         let time = |from: TierId| {
             let via = self.transit(tier, from);
@@ -163,7 +164,7 @@ impl Manager {
         (tier + 1..self.tiers.len()).map(time).collect()
     }
 
-    /// The blocks of a target, as a load that waits names them.
+    /// The key of a waiting load of a target.
     fn load_key(&self, target: &Target) -> LoadKey {
         match target {
             Target::Session { name, scope } => {
@@ -176,7 +177,7 @@ impl Manager {
         }
     }
 
-    /// The cached blocks that a load is about.
+    /// The cached blocks of a load.
     fn load_path(&self, key: &LoadKey) -> Vec<BlockId> {
         match key {
             LoadKey::Session(id) => self.path_to(self.sessions.tip(*id)),
@@ -185,7 +186,7 @@ impl Manager {
         }
     }
 
-    /// Why a tenant can have no further sequence that waits.
+    /// The reason why a tenant can have no further waiting sequence.
     fn too_many(&self, key: &LoadKey) -> Option<String> {
         let LoadKey::Tokens(path) = key else { return None };
         let (number, tokens) = self.sessions.coming.held_by(&path.0);

@@ -1,10 +1,10 @@
-//! Pending hints: a table of hints about blocks that are not cached yet.
+//! Pending hints: a table of hints for blocks that are not cached yet.
 //!
-//! Those of a lease end with it, those of a session when it is finished; those of a sequence are
-//! anchored at its last cached block and advance with each block that is added. Invariant: an
-//! anchor is a living block, or the root of the scope. Cost: none without pending hints; O(log
-//! hints) per new block otherwise. A scope has at most [`MOST`] pending hints over [`MOST_TOKENS`]
-//! tokens, so that no scope can use up another's memory; O(hints of the scope) to add one.
+//! Hints of a lease end with the lease, and hints of a session with the session. A hint of a
+//! sequence is anchored at its last cached block and advances with each added block. Invariant: an
+//! anchor is a living block, or the root of the scope. Cost: none without pending hints, otherwise
+//! O(log hints) per new block. O(hints of the scope) to add a hint. A scope has at most [`MOST`]
+//! pending hints over [`MOST_TOKENS`] tokens, so that no scope can use up the memory.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,10 +16,10 @@ use crate::scope::ScopeId;
 use crate::time::Nanos;
 use crate::visits;
 
-/// Bound of the pending hints of a scope.
+/// Maximum number of pending hints of a scope.
 pub(crate) const MOST: usize = 4096;
 
-/// Bound of the tokens of a scope's pending sequences.
+/// Maximum number of tokens of a scope's pending sequences.
 pub(crate) const MOST_TOKENS: usize = 1 << 24;
 
 /// Hint of an owner for the blocks of a path.
@@ -35,7 +35,7 @@ pub(crate) struct PendingHint {
 }
 
 impl PendingHint {
-    /// The claim on the block whose first token is `first`, of a prompt of `tokens` tokens.
+    /// The claim on the block with the first token `first`, for a prompt of `prompt` tokens.
     pub(crate) fn claim_on(
         &self,
         first: u64,
@@ -51,14 +51,14 @@ impl PendingHint {
         (inside && alive).then_some((self.priority, self.until))
     }
 
-    /// Whether two hints of one owner have the same range.
+    /// Whether two hints have the same owner and range.
     fn replaces(&self, other: &Self) -> bool {
         let range = |hint: &Self| (hint.start, hint.end);
         self.owner == other.owner && range(self) == range(other)
     }
 }
 
-/// Sequence whose blocks are not all cached.
+/// Sequence with uncached blocks.
 #[derive(Clone, Debug)]
 struct Sequence {
     content: Vec<Token>,
@@ -78,7 +78,7 @@ pub(crate) struct PendingHints {
     anchors: BTreeSet<(ScopeId, Option<BlockId>, Number)>,
     ends: BTreeSet<(Nanos, ScopeId, Number)>,
     next: Number,
-    /// Tokens of each scope's sequences.
+    /// Number of tokens of each scope's sequences.
     tokens: BTreeMap<ScopeId, usize>,
     /// Scopes and contents of ended hints, until the manager frees them.
     ended: Vec<(ScopeId, Vec<Token>)>,
@@ -95,8 +95,8 @@ impl PendingHints {
         !self.sequences.is_empty()
     }
 
-    /// The reason why a scope can have no further pending hint of `tokens` tokens. Hints of
-    /// sessions and leases that can claim nothing more are removed first.
+    /// The reason why a scope can have no further pending hint of `tokens` tokens, or `None`. First
+    /// removes hints of sessions and leases without possible claims.
     pub(crate) fn full(&mut self, scope: ScopeId, tokens: usize, now: Nanos) -> Option<String> {
         let waiting = self.keep(scope, |hint| {
             hint.until.is_none_or(|until| until > now) || hint.decode.is_some()
@@ -112,8 +112,7 @@ impl PendingHints {
         })
     }
 
-    /// Keeps those hints of a scope's leases and sessions for which `stays` is true. Returns how
-    /// many.
+    /// Keeps the hints of a scope's leases and sessions with a true `stays`. Returns their number.
     fn keep(&mut self, scope: ScopeId, stays: impl Fn(&PendingHint) -> bool) -> usize {
         let (mut kept, mut over) = (0, Vec::new());
         for (&key, pending) in self.leases.range_mut((scope, LeaseId::MIN)..=(scope, LeaseId::MAX))
@@ -150,16 +149,16 @@ impl PendingHints {
         self.sequences.range(mine).map(|(&(_, number), _)| number).collect()
     }
 
-    /// Adds a hint for blocks that a lease will commit.
+    /// Adds a hint for blocks a lease will commit.
     pub(crate) fn follow_lease(&mut self, scope: ScopeId, id: LeaseId, hint: PendingHint) {
         put(self.leases.entry((scope, id)).or_default(), hint);
     }
 
-    /// Adds a hint for blocks that a session will reach. Returns whether it is the session's first:
+    /// Adds a hint for blocks a session will reach. Returns whether it is the session's first hint:
     /// then the caller holds the scope.
     pub(crate) fn follow_session(&mut self, scope: ScopeId, name: &str, hint: PendingHint) -> bool {
         let pending = self.sessions.entry((scope, name.to_owned())).or_default();
-        // A replaced hint may have been the only one.
+        // The replaced hint may have been the only hint.
         let first = pending.is_empty();
         put(pending, hint);
         first
@@ -178,7 +177,7 @@ impl PendingHints {
         all
     }
 
-    /// Adds a hint for a sequence whose last cached block is `at`.
+    /// Adds a hint for a sequence with the last cached block `at`.
     pub(crate) fn await_sequence(
         &mut self,
         scope: ScopeId,
@@ -203,8 +202,8 @@ impl PendingHints {
         self.sequences.insert((scope, number), Sequence { content, at, hint });
     }
 
-    /// Takes the hints that cover a new block below `parent`, of owners whose name begins with `mine`, and
-    /// advances them to it. `before` tokens precede it.
+    /// Takes the hints for a new block below `parent`, of owners with the name prefix `mine`, and
+    /// advances them to the block. `before` is the number of tokens before the block.
     pub(crate) fn arrived(
         &mut self,
         (scope, mine): (ScopeId, &str),
@@ -217,7 +216,7 @@ impl PendingHints {
         for number in self.anchored(scope, parent) {
             let known = self.sequences.get_mut(&(scope, number)).expect("anchored");
             let rest = known.content.get(before..).unwrap_or_default();
-            // Another child: the sequence goes on waiting at the parent.
+            // A different child: the sequence continues to wait at the parent.
             if !rest.starts_with(tokens) || !known.hint.owner.starts_with(mine) {
                 continue;
             }
@@ -232,7 +231,7 @@ impl PendingHints {
         pending
     }
 
-    /// Moves the anchors of a block that leaves the trie to its parent.
+    /// Moves the anchors of a removed block to its parent.
     pub(crate) fn removed(&mut self, scope: ScopeId, block: BlockId, parent: Option<BlockId>) {
         for number in self.anchored(scope, Some(block)) {
             self.anchor(scope, number, parent);
@@ -244,14 +243,14 @@ impl PendingHints {
         self.leases.remove(&(scope, id));
     }
 
-    /// Ends the hints of a session. Returns how many it had.
+    /// Ends the hints of a session. Returns their number.
     pub(crate) fn end_session(&mut self, scope: ScopeId, name: &str) -> usize {
         let Some(pending) = self.sessions.remove(&(scope, name.to_owned())) else { return 0 };
         self.ended.push((scope, Vec::new()));
         pending.len()
     }
 
-    /// Ends the hints of an owner of a scope. Returns how many it had.
+    /// Ends the hints of an owner of a scope. Returns their number.
     pub(crate) fn end_owner(&mut self, scope: ScopeId, owner: &str) -> usize {
         let ended = Cell::new(0);
         self.keep(scope, |hint| {
@@ -267,8 +266,8 @@ impl PendingHints {
         ended.get() + numbers.len()
     }
 
-    /// Ends the hints of sequences that have expired. Those of sessions and leases just claim
-    /// nothing any more.
+    /// Ends the expired hints of sequences. Expired hints of sessions and leases only stop
+    /// claiming.
     pub(crate) fn expire(&mut self, now: Nanos) {
         while let Some(&(until, scope, number)) = self.ends.first() {
             if until > now {
@@ -278,7 +277,7 @@ impl PendingHints {
         }
     }
 
-    /// Whether hints have ended whose scopes and contents are still there.
+    /// Whether the scopes and contents of ended hints must be freed.
     #[inline]
     pub(crate) fn any_ended(&self) -> bool {
         !self.ended.is_empty()
@@ -289,13 +288,13 @@ impl PendingHints {
         std::mem::take(&mut self.ended)
     }
 
-    /// The scopes that sequences and sessions hold, with their contents.
+    /// The scopes held by sequences and sessions, with their contents.
     pub(crate) fn contents(&self) -> impl Iterator<Item = (ScopeId, &[Token])> {
         let sequences = self.sequences.iter().map(|(&(scope, _), known)| (scope, &*known.content));
         sequences.chain(self.sessions.keys().map(|&(scope, _)| (scope, &[][..])))
     }
 
-    /// The sequences that wait at a block.
+    /// The sequences waiting at a block.
     fn anchored(&self, scope: ScopeId, at: Option<BlockId>) -> Vec<Number> {
         let here = (scope, at, Number::MIN)..=(scope, at, Number::MAX);
         self.anchors.range(here).map(|&(_, _, number)| number).collect()
@@ -359,7 +358,7 @@ impl PendingHints {
     }
 }
 
-/// Adds a hint in place of one that it replaces.
+/// Adds a hint, and removes the hints it replaces.
 fn put(pending: &mut Vec<PendingHint>, hint: PendingHint) {
     pending.retain(|known| !hint.replaces(known));
     pending.push(hint);

@@ -1,9 +1,9 @@
-//! Progress hints: when the tool that a session waits for will have ended, as far as it knows.
+//! Progress hints: the expected end of the tool call a session waits for.
 //!
-//! Each hint replaces the one before, so a tool that takes longer moves the session's blocks down
-//! and one that is nearly done moves them up: a policy that learns ranks them by the time that is
-//! left, and they are loaded so that they are there in time. Invariant: a session whose next request
-//! has begun is no longer expected. Cost: O(path) per hint.
+//! Each hint replaces the previous hint, so a slow tool moves the session's blocks down, and a
+//! nearly finished tool moves them up: a learning policy ranks the blocks by the remaining time,
+//! and they are loaded in time. Invariant: a session is no longer expected once its next request
+//! has started. Cost: O(path) per hint.
 
 use crate::block::TierId;
 use crate::hint::{Answer, HintCode, HintReply};
@@ -14,7 +14,7 @@ use crate::time::Nanos;
 use super::coming::{Load, LoadKey};
 use super::{accepted, rejected};
 
-/// Loads end early by the pause divided by this, because estimates are wrong.
+/// Divisor of the pause for the margin of loads, because estimates are wrong.
 const EARLY: Nanos = 8;
 
 impl Manager {
@@ -36,13 +36,13 @@ impl Manager {
         let before = self.sessions.expected(id);
         let request = self.feed.request_after(eta);
         let kept = self.feed.expect(&path, request, before);
-        // A reply says nothing of the sessions of other tenants.
+        // A reply must not reveal the sessions of different tenants.
         let left = if scope.shares() { 0 } else { kept };
         self.refresh_path(&path);
         self.sessions.expect(id, request);
-        // The last tier has none below to load from.
+        // The last tier has no tier below to load from.
         if tier < self.tiers.last() {
-            // Other loads may be on the lane then, for as long again.
+            // Unrelated loads may then occupy the lane for an equal time.
             let load = Load::unmeasured(tier, now.saturating_add(eta), eta / EARLY, 1);
             self.let_wait(LoadKey::Session(id), load, &path, now);
         } else {

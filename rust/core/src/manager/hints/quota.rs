@@ -1,4 +1,4 @@
-//! Quota hints: bounds of a tenant's blocks on a tier.
+//! Quota hints: limits for a tenant's blocks on a tier.
 //!
 //! Invariant: a tenant beyond its quota loses blocks first. Cost: O(blocks of the tenant) to set or
 //! end a quota.

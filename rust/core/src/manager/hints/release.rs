@@ -1,9 +1,9 @@
-//! Release hints: the blocks of a finished session, a sequence or an owner are evicted first,
-//! unless another needs them.
+//! Release hints: evict the blocks of a finished session, a sequence or an owner first, unless they
+//! are still needed.
 //!
 //! A block is needed while a lease pins it, an unfinished session ends in it or below it, or an
-//! owner retains it. Invariant: a block that is used again is not released any more. Cost: O(path)
-//! and the descendants visited, at most [`MOST_VISITS`]; a block not visited counts as needed.
+//! owner retains it. Invariant: a used block is no longer released. Cost: O(path) and the visited
+//! descendants, at most [`MOST_VISITS`]. An unvisited block counts as needed.
 
 use std::sync::Arc;
 
@@ -17,20 +17,20 @@ use super::{accepted, rejected};
 use crate::manager::Manager;
 use crate::manager::request::life::session::SessionId;
 
-/// Bound of the blocks visited in one call.
+/// Maximum number of visited blocks per call.
 const MOST_VISITS: usize = 10_000;
 
-/// Search state of one call.
+/// Search state of a call.
 struct Search {
-    /// References that leases of the finished session hold, by block.
+    /// Number of references from leases of the finished session, by block.
     held: FxHashMap<BlockId, u32>,
-    /// Blocks that neither have users nor descendants with users.
+    /// Blocks without users in their subtree.
     unneeded: FxHashSet<BlockId>,
     left: usize,
 }
 
 impl Manager {
-    /// Obeys a release hint.
+    /// Applies a release hint.
     pub(super) fn release_hint(&mut self, release: &Release) -> HintReply {
         match release {
             Release::Session { name, scope } => self.release_session(name, scope),
@@ -68,7 +68,7 @@ impl Manager {
         self.release_blocks(scope, refs, path.into_iter().chain(others).collect())
     }
 
-    /// The references of a session's leases, by block.
+    /// Number of references from a session's leases, by block.
     fn lease_refs(&self, session: SessionId) -> FxHashMap<BlockId, u32> {
         let mut refs = FxHashMap::default();
         for id in self.sessions.leases(session) {
@@ -124,8 +124,8 @@ impl Manager {
         mine
     }
 
-    /// Marks those of the blocks as released that no other user needs. A scope's tenant does not learn
-    /// whether others have a block too.
+    /// Marks unneeded blocks as released. The reply does not reveal to a tenant whether its blocks
+    /// are shared.
     fn release_blocks(
         &mut self,
         scope: &Scope,
@@ -137,7 +137,7 @@ impl Manager {
         let mut search = Search { held, unneeded: FxHashSet::default(), left: MOST_VISITS };
         let (mut released, mut wanted) = (0, 0);
         for block in blocks {
-            // A claim of another owner outweighs the release.
+            // A remaining claim outweighs the release.
             if self.hints.claims.claimed(block)
                 || !self.own(scope, block)
                 || self.wanted(block, &mut search)
@@ -157,12 +157,12 @@ impl Manager {
         let mut seen = Vec::new();
         let mut next = vec![block];
         while let Some(block) = next.pop() {
-            // Visited before, as a descendant of another block.
+            // Visited before, as a descendant of a previous block.
             if search.unneeded.contains(&block) {
                 continue;
             }
             let leased = search.held.get(&block).copied().unwrap_or(0);
-            // Out of budget: to keep a block is the safe answer.
+            // Out of budget: keeping a block is the safe answer.
             if search.left == 0 || self.node(block).refs > leased || self.sessions.end_in(block) {
                 return true;
             }

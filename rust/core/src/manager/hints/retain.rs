@@ -1,8 +1,8 @@
 //! Retain hints: priorities for the blocks of a path, present and future.
 //!
-//! Invariant: blocks that are not cached yet count as left and are pending; blocks beyond a tier's
-//! share count as left and rank as without a hint until they are used again. Cost: O(log n) per
-//! block of the range.
+//! Invariant: blocks not cached yet count as left and are pending. Blocks beyond a tier's share
+//! count as left and rank as without a hint until their next use. Cost: O(log n) per block of the
+//! range.
 
 use std::sync::Arc;
 
@@ -16,19 +16,19 @@ use super::pending::PendingHint;
 use super::{check_priority, rejected};
 use crate::manager::Manager;
 
-/// Counts of a hint's blocks, by how it was obeyed.
+/// Number of a hint's blocks, by result.
 #[derive(Default)]
 struct Reach {
     /// Blocks with a claim in force.
     blocks: u64,
     /// Blocks with a claim beyond a tier's share.
     clipped: u64,
-    /// Blocks that are not cached yet.
+    /// Blocks not cached yet.
     waiting: u64,
 }
 
 impl Manager {
-    /// Fails for ranges, priorities or times that make no sense.
+    /// Fails for invalid ranges, priorities or times.
     pub(super) fn check_retain(&self, retain: &Retain) -> Result<()> {
         self.check_target(&retain.target)?;
         check_priority("priority", retain.priority)?;
@@ -62,7 +62,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Obeys a retain hint.
+    /// Applies a retain hint.
     pub(super) fn retain(&mut self, retain: &Retain, now: Nanos) -> HintReply {
         let hint = self.to_pending(retain, now);
         match &retain.target {
@@ -99,7 +99,7 @@ impl Manager {
         }
     }
 
-    /// Claims the cached blocks of a sequence; the others are pending.
+    /// Claims the cached blocks of a sequence. The remaining blocks are pending.
     fn retain_tokens(
         &mut self,
         tokens: &[Token],
@@ -132,7 +132,7 @@ impl Manager {
         }
     }
 
-    /// The scope and content of a sequence that is to be pending, if there is room for it.
+    /// The scope and content of a new pending sequence, if there is room for it.
     fn place_hint(
         &mut self,
         tokens: &[Token],
@@ -152,7 +152,7 @@ impl Manager {
         Ok((id, content))
     }
 
-    /// Claims a lease's blocks; those it will commit are pending.
+    /// Claims a lease's blocks. Its future blocks are pending.
     fn retain_lease(
         &mut self,
         id: LeaseId,
@@ -166,7 +166,7 @@ impl Manager {
         let blocks = usize::try_from(prompt / size).unwrap_or(usize::MAX);
         reach.waiting = self.blocks_in(&hint, path.len()..blocks, prompt, now);
         let reaches = hint.end.unwrap_or(prompt) > path.len() as u64 * size;
-        // The range ends within the cached path, and decoded blocks are not asked for.
+        // The range ends within the cached path, and the hint excludes decoded blocks.
         if !reaches && hint.decode.is_none() {
             return reach.reply("");
         }
@@ -178,7 +178,7 @@ impl Manager {
         reach.reply("its tokens are still to be committed")
     }
 
-    /// Claims a session's blocks; those it will reach are pending.
+    /// Claims a session's blocks. Its future blocks are pending.
     fn retain_session(
         &mut self,
         name: &str,
@@ -203,7 +203,7 @@ impl Manager {
         reach.reply("the session has no such block yet")
     }
 
-    /// Claims the blocks of a path that a hint covers.
+    /// Claims the blocks of a path covered by a hint.
     fn claim_path(
         &mut self,
         path: &[BlockId],
@@ -225,7 +225,7 @@ impl Manager {
         reach
     }
 
-    /// Sets a claim. Returns whether some tier may retain no more blocks.
+    /// Sets a claim. Returns whether a tier's retained share is full.
     fn claim(
         &mut self,
         block: BlockId,
@@ -239,14 +239,15 @@ impl Manager {
         self.reband(block) && priority > NORMAL
     }
 
-    /// The priority that a claim of one tenant gives a block: none lowers a block that others may match.
+    /// The priority of a tenant's claim on a block: a claim must not lower a block visible to
+    /// several tenants.
     fn for_all(&self, block: BlockId, priority: Priority) -> Priority {
         let shared = self.scopes.get(self.node(block).scope).shared;
         let sole = || self.producers.of(block).is_some_and(|known| known.len() == 1);
         if shared && !sole() { priority.max(NORMAL) } else { priority }
     }
 
-    /// Number of blocks of a range of the path that a hint covers.
+    /// Number of blocks of a range of the path covered by a hint.
     fn blocks_in(
         &self,
         hint: &PendingHint,
@@ -259,12 +260,12 @@ impl Manager {
         blocks.filter(claimed).count() as u64
     }
 
-    /// Tokens of a lease's prompt, in full blocks.
+    /// Number of tokens of a lease's prompt, in full blocks.
     fn prompt(&self, id: LeaseId) -> u64 {
         u64::from(self.leases[&id].request.prompt_blocks()) * self.block_tokens() as u64
     }
 
-    /// Claims the blocks that a lease's path got from `from` on, by its pending hints.
+    /// Claims the new blocks of a lease's path from `from` on, by its pending hints.
     pub(crate) fn grant(&mut self, id: LeaseId, from: usize, now: Nanos) {
         self.grant_shared(id);
         if !self.hints.pending.followed() {
@@ -288,8 +289,8 @@ impl Manager {
         }
     }
 
-    /// Claims new blocks of the trie, and moves the sequences that waited for them on. Where blocks become
-    /// shared, a hint waits until its own tenant has a block.
+    /// Claims new blocks of the trie, and advances the sequences waiting for them. In scopes with
+    /// sharing, a hint waits until its own tenant has a block.
     pub(crate) fn grant_new(
         &mut self,
         scope: ScopeId,
@@ -302,8 +303,7 @@ impl Manager {
         self.free_ended();
     }
 
-    /// Claims the blocks of a lease's path for the hints of its tenant that waited for them, where blocks
-    /// become shared.
+    /// Claims the blocks of a lease's path for waiting hints of its tenant, in scopes with sharing.
     fn grant_shared(&mut self, id: LeaseId) {
         if !self.hints.pending.awaited() {
             return;
@@ -317,7 +317,7 @@ impl Manager {
         }
     }
 
-    /// Claims blocks below `parent` for pending hints whose owner's name begins with `mine`.
+    /// Claims blocks below `parent` for pending hints of owners with the name prefix `mine`.
     fn grant_to(
         &mut self,
         scope: ScopeId,
@@ -327,7 +327,7 @@ impl Manager {
     ) {
         let mut parent = parent;
         for &block in blocks {
-            // Each block may have been the last that a hint waited for.
+            // Each block may have been the last block of the last pending hint.
             if !self.hints.pending.awaited() {
                 break;
             }
@@ -347,8 +347,8 @@ impl Manager {
 }
 
 impl Reach {
-    /// The reply if all absent blocks are pending; `empty` is the reason if there was no block at
-    /// all.
+    /// The reply if all absent blocks are pending. `empty` is the reason if the hint covered no
+    /// block.
     fn reply(self, empty: &str) -> HintReply {
         let Self { blocks, clipped, waiting } = self;
         let mut reason = Vec::new();

@@ -1,10 +1,10 @@
-//! Versions: of weights that an engine has computed with, older ones leave first, or at once.
+//! Versions: blocks computed with old model weights leave first, or at once.
 //!
-//! A version is the part of an adapter's name before its first space; blocks of all tenants and
-//! adapters of a version are sorted out together. A retired block has the priority of a released one,
-//! whatever its owners claim, until its version is wanted again or the block is used. Invariant: a
-//! block that is in use stays. Cost: O(log n) per block visited; its argument
-//! bounds the visits of a call, whatever the number of blocks, requests, tenants and versions.
+//! A version is the part of an adapter's name before its first space. A call covers the blocks of
+//! all tenants and adapters. A retired block has the priority of a released block, regardless of
+//! claims, until its version is wanted again or the block is used. Invariant: a block in use stays.
+//! Cost: O(log n) per visited block. An argument limits the visits of a call, independent of the
+//! number of blocks, requests, tenants and versions.
 
 use std::collections::BTreeMap;
 
@@ -16,12 +16,12 @@ use crate::tier::ResidencyState;
 use crate::time::Nanos;
 use crate::visits;
 
-/// What becomes of the blocks of a version.
+/// Fate of the blocks of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VersionFate {
-    /// They leave as their hints and their policy say.
+    /// They leave in the order of their hints and policy.
     Keep,
-    /// They leave before all others.
+    /// They leave before all blocks of kept versions.
     Retire,
     /// They leave now.
     Drop,
@@ -30,17 +30,18 @@ pub enum VersionFate {
 /// Progress of a pass over all blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SortedVersions {
-    /// Where the next call of the pass begins; `None` after the last one.
+    /// Start of the next call of the pass, or `None` after the last call.
     pub next: Option<BlockId>,
-    /// Blocks that this call has retired or dropped.
+    /// Number of blocks retired or dropped by this call.
     pub changed: u64,
-    /// Blocks to be dropped that are in use or have children: another pass may drop them.
+    /// Number of blocks that could not be dropped because they are in use or have children. A later
+    /// pass may drop them.
     pub kept: u64,
 }
 
 impl Manager {
-    /// Visits the `most` blocks below the place `from`, and gives each the fate of its version; one
-    /// that is not in `fates` has the fate `others`. A pass begins with `None`.
+    /// Visits the `most` blocks below the position `from`, and applies the fate of their version.
+    /// `others` is the fate of versions missing in `fates`. A pass starts with `None`.
     ///
     /// # Errors
     /// [`crate::Error::Closed`] or [`crate::Error::Invariant`] of the manager itself.
@@ -81,7 +82,8 @@ impl Manager {
         Ok(sorted)
     }
 
-    /// Drops all copies of a block that no lease, move, pin or child needs; whether that was so.
+    /// Drops all copies of a block not needed by a lease, move, pin or child. Returns whether it
+    /// was dropped.
     fn drop_block(&mut self, block: BlockId) -> bool {
         if self.node(block).refs > 0 || self.trie().children(block).next().is_some() {
             return false;
@@ -93,7 +95,7 @@ impl Manager {
                 return false;
             }
         }
-        // Its parts are held by its own point, if by any.
+        // Drop its own point first, because it may hold the parts.
         self.drop_point(block);
         let mut others = tiers.clone().flat_map(|tier| self.groups_of(tier));
         if others.any(|place| place.group > 0 && self.blocks.holds(place, block) > 0) {

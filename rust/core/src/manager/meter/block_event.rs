@@ -1,11 +1,10 @@
-//! Block events: which layers of which block arrived on a tier or left it, by content key, for a
-//! directory of several machines.
+//! Block events: arrivals and removals of block layers on tiers, by content key, for a directory of
+//! several machines.
 //!
-//! Invariants: replayed in order they give the valid layers of every copy, whichever way it came or
-//! went; a copy that is leaving counts as gone. Those of one time that are taken together are its
-//! net effect: copies that left, children before parents, then copies that arrived, parents before
-//! children. Cost: none but a branch per call and verb where none are kept; else mostly one hash per
-//! block, and O(n log n) per time.
+//! Invariants: replayed in order, the events give the valid layers of every copy. A leaving copy
+//! counts as removed. Events of equal time taken together are the net effect: removed copies,
+//! children before parents, then stored copies, parents before children. Cost: a branch per call
+//! without an event queue. Otherwise mostly a hash per block, and O(n log n) per distinct time.
 
 use std::collections::VecDeque;
 
@@ -28,12 +27,12 @@ pub type BlockTokens = SmallVec<[Token; 16]>;
 pub enum BlockEventKind {
     /// Layers became valid on a tier.
     Stored,
-    /// Layers are valid on a tier no more.
+    /// Layers are no longer valid on a tier.
     Removed,
 }
 
 impl BlockEventKind {
-    /// The name users read.
+    /// Name of the kind in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -46,8 +45,7 @@ impl BlockEventKind {
 /// Event: layers of a block arrived on a tier, or left it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockEvent {
-    /// Its place among all block events of the manager, from 0 on: a gap shows that some were
-    /// overwritten.
+    /// Position among all block events of the manager, starting at 0. A gap shows lost events.
     pub number: u64,
     /// Time.
     pub at: Nanos,
@@ -57,35 +55,35 @@ pub struct BlockEvent {
     pub block: Handle,
     /// Its content key.
     pub key: BlockKey,
-    /// Content key of the block before it; of its scope for a first block.
+    /// Content key of the parent block, or of the scope for a first block.
     pub parent: BlockKey,
-    /// Whether it is the first block of a sequence.
+    /// Whether the block is the first of a sequence.
     pub first: bool,
-    /// Tokens of a block that was stored.
+    /// Tokens of a stored block. Empty for a removal.
     pub tokens: BlockTokens,
-    /// Owner of the scope of a block that was stored, if the scope has an adapter.
+    /// Owner of a stored block's scope, if the scope has an adapter.
     pub owner: Option<Whose>,
-    /// Whether it is of a tenant, or it or a block before it has a digest: an index that matches by
-    /// tokens would find it for others.
+    /// Whether the block belongs to a tenant, or the path up to it has a digest. An index that
+    /// matches by tokens would find it for different content.
     pub private: bool,
     /// Tier.
     pub tier: TierId,
     /// Group of layers.
     pub group: u8,
-    /// Layers; they count within the group.
+    /// Layers, counted within the group.
     pub layers: Layers,
-    /// Whether the copy is complete from this event on, or was until this event.
+    /// Whether the copy became complete by this event, or was complete before it.
     pub whole: bool,
 }
 
-/// A change of a copy, with the name of its block, which may leave the trie.
+/// Change of a copy, with the name of its block, because the block may leave the trie.
 #[derive(Debug)]
 struct NamedChange {
     change: Change,
     handle: Handle,
     depth: u32,
     name: BlockName,
-    /// Key of the block before it, or of its scope.
+    /// Key of the parent block, or of the scope.
     parent: BlockKey,
 }
 
@@ -109,7 +107,7 @@ impl Manager {
         Ok(self.block_events.queue.drain(..).collect())
     }
 
-    /// Gives changed blocks their names, while they are in the trie.
+    /// Records the names of changed blocks while they are in the trie.
     pub(crate) fn name_changes(&mut self) {
         if self.settings.block_events == 0 {
             return;
@@ -132,20 +130,20 @@ impl Manager {
         self.block_events.open.push(NamedChange { change, handle, depth, name, parent });
     }
 
-    /// Owner of a block's scope, if that has an adapter.
+    /// Owner of a block's scope, if the scope has an adapter.
     pub(super) fn adapter_owner(&self, block: BlockId) -> Option<Whose> {
         self.scopes.get(self.node(block).scope).whose.with_adapter()
     }
 
-    /// All layers of a group; those of a group after the first come and go together.
+    /// All layers of a group. The layers of a group after the first come and go together.
     pub(super) fn layers_of(&self, group: u8, valid: Layers) -> Layers {
         if group == 0 { self.all_layers() } else { valid }
     }
 
-    /// The changes so far become events, at their time, before it passes.
+    /// Turns the changes so far into events at their time, before the time passes.
     pub(crate) fn pass_block_events(&mut self, now: Nanos) {
         self.name_changes();
-        // Bounds memory for a caller that passes the same time and takes no events.
+        // Limits memory for a caller that passes equal times and takes no events.
         let full = self.block_events.open.len() > self.settings.block_events;
         if now > self.clock.last() || full {
             self.end_block_events();
@@ -169,7 +167,7 @@ impl Manager {
         self.block_events.open = changes;
     }
 
-    /// Queues the events of one kind of a change.
+    /// Queues the events of a kind for a change.
     fn queue_block_events(&mut self, named: &NamedChange, kind: BlockEventKind) {
         let NamedChange { change, handle: block, depth, name, parent } = *named;
         let Change { tier, group, before, after, .. } = change;
@@ -180,7 +178,7 @@ impl Manager {
         let whole = more == self.layers_of(group, more);
         let mut parts = behind(more, less).peekable();
         while let Some(layers) = parts.next() {
-            // A copy that there is now has a block in the trie.
+            // A present copy has a block in the trie.
             let (tokens, owner) = match kind {
                 BlockEventKind::Stored => {
                     (self.real_tokens(change.block), self.adapter_owner(change.block))
@@ -211,7 +209,7 @@ impl Manager {
         }
     }
 
-    /// Tokens of a block, without the numbers of digests.
+    /// Tokens of a block, with digest numbers replaced by tokens.
     pub(super) fn real_tokens(&self, block: BlockId) -> BlockTokens {
         let (digests, tokens) = (&self.scopes.digests, self.trie().tokens(block));
         if digests.is_empty() {
@@ -221,7 +219,7 @@ impl Manager {
         tokens.iter().map(real).collect()
     }
 
-    /// Everything leaves by `reset`.
+    /// Records the removal of all copies by `reset`.
     pub(crate) fn note_reset(&mut self) {
         if self.settings.block_events == 0 {
             return;
@@ -240,8 +238,8 @@ impl Manager {
     }
 }
 
-/// Net effect of changes of one time: the place of the first change of each copy, which gets the
-/// layers after the last one, in the order of depth.
+/// Computes the net effect of the changes of a time. Returns the index of each copy's first change,
+/// ordered by depth, and gives this change the layers after the copy's last change.
 fn net(changes: &mut [NamedChange]) -> Vec<usize> {
     let place = |(at, named): (usize, &NamedChange)| {
         let Change { tier, group, .. } = named.change;
@@ -261,7 +259,7 @@ fn net(changes: &mut [NamedChange]) -> Vec<usize> {
     net
 }
 
-/// The layers of one range that another lacks: below it and above it.
+/// The layers of `these` missing in `others`: below them and above them.
 fn behind(these: Layers, others: Layers) -> impl Iterator<Item = Layers> {
     let parts = if others.is_empty() {
         [these, Layers::NONE]

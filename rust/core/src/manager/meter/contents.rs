@@ -1,7 +1,7 @@
-//! Contents: the copies that a manager has, as the block events that would store them.
+//! Contents: the copies of a manager, as the block events that would store them.
 //!
-//! Invariants: parents come before children; a copy is listed once. Cost: O(blocks listed), and at
-//! most one hash each.
+//! Invariants: parents come before children, and each copy is listed once. Cost: O(listed blocks),
+//! and at most a hash per block.
 
 use crate::block::{BlockId, Handle, Place, TierId};
 use crate::error::Result;
@@ -11,9 +11,8 @@ use crate::manager::keys::BlockName;
 use super::block_event::{BlockEvent, BlockEventKind};
 
 impl Manager {
-    /// Lists the copies there are, as events that stored them at the present time, parents before
-    /// children. Returns the number of the next event as well. Cost: O(blocks), and at most one hash
-    /// each.
+    /// Lists the present copies as events at the present time, parents before children. Also
+    /// returns the number of the next event. Cost: O(blocks), and at most a hash per block.
     ///
     /// # Errors
     /// [`crate::error::Error::Closed`] or [`crate::error::Error::Invariant`].
@@ -26,8 +25,8 @@ impl Manager {
         Ok((self.block_events.next, Contents { manager: self, open, of_block: Vec::new() }))
     }
 
-    /// Complete copies of the first group on a tier that follow a block there without a gap; a block
-    /// for which `skip` answers true is left out, with those after it.
+    /// Lists the complete copies of the first group on a tier that follow a block there without a
+    /// gap. Omits blocks with a true `skip`, and their descendants.
     #[must_use]
     pub fn copies_after(
         &self,
@@ -61,7 +60,7 @@ impl Manager {
         block.map_or(0, |block| self.trie().children(block).take(2).count())
     }
 
-    /// The event that would store a copy now, if there is one.
+    /// The event that would store a copy now, if the copy exists.
     fn stored_event(
         &self,
         block: BlockId,
@@ -90,13 +89,13 @@ impl Manager {
     }
 }
 
-/// The copies that a manager has.
+/// Iterator over the copies of a manager.
 #[derive(Debug)]
 pub struct Contents<'a> {
     manager: &'a Manager,
     /// Blocks to list, each with the name of its parent.
     open: Vec<(BlockId, Option<BlockName>)>,
-    /// Copies of the block at hand.
+    /// Copies of the current block.
     of_block: Vec<BlockEvent>,
 }
 

@@ -1,8 +1,8 @@
-//! Late hits: blocks that `load` brings after an `acquire` that loads nothing.
+//! Late hits: blocks loaded by `load` after an `acquire` without loads.
 //!
-//! Invariant: a block of a request counts once, as a hit or as a miss; until it is loaded, or its
-//! lease lets go of it, it counts as neither, so that both counters only grow. Cost: O(runs of the
-//! path) per such acquire, O(1) per block loaded.
+//! Invariant: a block of a request counts once, as a hit or as a miss. Until it is loaded or its
+//! lease releases it, it counts as neither, so both counters only grow. Cost: O(runs of the path)
+//! for each such acquire, O(1) per loaded block.
 
 use std::ops::Range;
 
@@ -15,18 +15,19 @@ use crate::manager::Manager;
 use crate::manager::node::Node;
 use crate::manager::request::matching::path::LeasePath;
 
-/// Blocks of a lease that are neither hits nor misses yet.
+/// Blocks of a lease before they count as hits or misses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Undecided {
-    /// Number of these blocks.
+    /// Number of undecided blocks.
     blocks: u64,
-    /// Ends of stretches of the path, ascending, each with the time of its blocks' last use before
-    /// this request.
+    /// Ends of stretches of the path, ascending, each with the last use of its blocks before this
+    /// request.
     last_used: SmallVec<[(usize, Stamp); 1]>,
 }
 
 impl Manager {
-    /// Leaves the blocks of a new request undecided that `load` may bring, before `touch`.
+    /// Counts the blocks of a new request that `load` may bring as undecided. Call it before
+    /// `touch`.
     pub(crate) fn count_undecided(&mut self, path: &LeasePath) -> Undecided {
         let blocks = path.exceptions().filter(|(_, step)| step.deferred).count() as u64;
         if blocks == 0 {
@@ -41,9 +42,10 @@ impl Manager {
         Undecided { blocks, last_used: self.trie().along(path.blocks()).map(stretch).collect() }
     }
 
-    /// Counts block `at` of a lease's path, of which `load` brings the last layers, as found on a
-    /// tier, with the age that it had at `acquire`. Later loads of it, and all of a lease that was
-    /// suspended, count nothing: that is the same request.
+    /// Counts block `at` of a lease's path as a hit on a tier, with its age at `acquire`.
+    ///
+    /// Called when `load` brings its last layers. Later loads of the block and loads of a resumed
+    /// lease count nothing, because they belong to the same request.
     pub(crate) fn count_late_hit(&mut self, id: LeaseId, at: usize, tier: TierId) {
         let lease = self.lease_mut(id);
         let undecided = &mut lease.undecided;
@@ -55,12 +57,12 @@ impl Manager {
         self.meter.count_hits(tier, age, 1, self.settings.block_tokens);
     }
 
-    /// Counts what a lease has not loaded as missed.
+    /// Counts the unloaded blocks of a lease as missed.
     pub(crate) fn count_unloaded(&mut self, undecided: &Undecided) {
         self.meter.requested.undecided -= undecided.blocks;
     }
 
-    /// The undecided blocks are those of all leases.
+    /// Checks the undecided count against the sum over all leases.
     pub(crate) fn audit_undecided(&self, broken: &mut Vec<String>) {
         let of_leases: u64 = self.leases.values().map(|lease| lease.undecided.blocks).sum();
         let counted = self.meter.requested.undecided;

@@ -1,7 +1,7 @@
 //! Eviction log: a ring of the last victims, with the figures that ranked them.
 //!
-//! Invariant: it has at most as many entries as the settings allow, in order of time, and computes
-//! nothing if that is none. Cost: O(1) per entry, and one search for the next victim: O(log
+//! Invariant: it has at most the number of entries in the settings, in order of time, and computes
+//! nothing if the limit is zero. Cost: O(1) per entry, and a search for the next victim: O(log
 //! classes) or, under a policy with `Order::Own`, a scan.
 
 use std::collections::VecDeque;
@@ -28,32 +28,32 @@ pub struct Eviction {
     pub tenant: Vec<u8>,
     /// Name of its adapter.
     pub lora: String,
-    /// Tier that it left.
+    /// Tier it left.
     pub tier: TierId,
-    /// Tier to which it is written back.
+    /// Destination of its write-back.
     pub to: Option<TierId>,
     /// Layers that left.
     pub layers: Layers,
-    /// Event that made it leave.
+    /// Event that caused the eviction.
     pub cause: Cause,
     /// Whether a copy remains.
     pub reason: Reason,
-    /// Requests that used it.
+    /// Number of requests that used it.
     pub uses: u32,
     /// Time since its last use.
     pub idle: Nanos,
     /// Factors of its price, and their product.
     pub terms: Terms,
-    /// Cost per second of idle time; infinite at zero idle time.
+    /// Cost per second of idle time. Infinite at zero idle time.
     pub value: f64,
-    /// Value of the next victim; `None` if there is none.
+    /// Value of the next victim, or `None`.
     pub next: Option<f64>,
 }
 
 /// Line of the log, without copies of tenant and adapter.
 #[derive(Debug)]
 struct Line {
-    /// Shared with the scope, which may be forgotten since.
+    /// Owner, shared with the scope. The scope may be forgotten since.
     whose: Whose,
     entry: Eviction,
 }
@@ -73,7 +73,7 @@ impl Log {
 }
 
 impl Manager {
-    /// The last `limit` entries of the eviction log, the oldest first; they stay in it.
+    /// The last `limit` entries of the eviction log, the oldest first. They remain in the log.
     ///
     /// # Errors
     /// [`crate::error::Error::Closed`] or [`crate::error::Error::Invariant`].

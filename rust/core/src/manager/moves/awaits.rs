@@ -1,15 +1,15 @@
-//! Awaits: an index from leases to the loads and copies that must end before the engine may read
-//! their blocks.
+//! Awaits: an index of the loads and copies that each lease awaits before its blocks may be read.
 //!
-//! Most leases await nothing, so only those that do have a row: a report visits them alone, however
-//! many requests run. Invariant: no row is empty; its moves ascend. Cost: O(log leases + moves of
-//! the lease) to add; moves that end are searched for, and only those between them are compared.
+//! Only leases with awaited moves have a row, so a report visits few leases regardless of the
+//! number of requests. Invariant: no row is empty, and its moves ascend. Cost: O(log leases + moves
+//! of the lease) to add. Ending moves costs a search per row and a comparison of the moves between
+//! the first and the last ended move.
 
 use std::collections::BTreeMap;
 
 use crate::block::{LeaseId, MoveId};
 
-/// Moves that leases await, by lease.
+/// Awaited moves by lease.
 #[derive(Debug, Default)]
 pub(crate) struct Awaits(BTreeMap<LeaseId, Vec<MoveId>>);
 
@@ -19,7 +19,7 @@ impl Awaits {
         self.0.iter().map(|(&lease, moves)| (lease, &moves[..]))
     }
 
-    /// The moves that a lease awaits.
+    /// The moves awaited by a lease.
     pub(crate) fn of(&self, lease: LeaseId) -> &[MoveId] {
         self.0.get(&lease).map_or(&[], Vec::as_slice)
     }
@@ -36,7 +36,7 @@ impl Awaits {
         }
     }
 
-    /// Removes one move from a lease's row.
+    /// Removes a move from a lease's row.
     pub(crate) fn remove(&mut self, lease: LeaseId, id: MoveId) {
         if let Some(moves) = self.0.get_mut(&lease) {
             moves.retain(|&awaited| awaited != id);
@@ -51,12 +51,12 @@ impl Awaits {
         self.0.remove(&lease);
     }
 
-    /// Removes moves that have ended from all rows.
+    /// Removes ended moves from all rows.
     pub(crate) fn end(&mut self, mut ended: Vec<MoveId>) {
         ended.sort_unstable();
         let (Some(&first), Some(&last)) = (ended.first(), ended.last()) else { return };
         self.0.retain(|_, moves| {
-            // A long row whose moves end one by one is not read once per move.
+            // A long row with moves ending one by one is not read once per move.
             let from = moves.partition_point(|&id| id < first);
             let to = moves.partition_point(|&id| id <= last);
             let left = |id: &MoveId| ended.binary_search(id).is_err();
@@ -76,7 +76,7 @@ mod tests {
     use super::Awaits;
 
     proptest! {
-        /// Against a plain set of pairs.
+        /// Compares with a plain set of pairs.
         #[test]
         fn it_is_a_set_of_pairs(
             ops in prop::collection::vec(

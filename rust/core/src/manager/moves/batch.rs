@@ -1,9 +1,9 @@
-//! Transfer batches: consecutive blocks of one run that move between two tiers together, one move
-//! each.
+//! Transfer batches: consecutive blocks of a run moved between two tiers together, with a move per
+//! block.
 //!
-//! Lookups, links and counts that other copies make once per block are made once per run.
-//! Invariant: a batch leaves the manager as its moves would one by one, first to last, but for
-//! which of the free slots they take. Cost: O(1) per block.
+//! Lookups, links and counts are made once per run, not once per block. Invariant: the state after
+//! a batch equals the state after its moves individually, first to last, except for the choice of
+//! free slots. Cost: O(1) per block.
 
 use std::ops::Range;
 
@@ -17,8 +17,8 @@ use crate::manager::Manager;
 use crate::manager::moves::NewMove;
 use crate::transfer::{End, Endpoint, MoveKind};
 
-/// Transfer batch: blocks fully resident and idle on one tier and absent on another, which has
-/// room.
+/// Transfer batch: blocks fully resident and idle on the source tier, and absent on a destination
+/// with room.
 #[derive(Clone, Debug)]
 pub(crate) struct TransferBatch {
     pub(crate) kind: MoveKind,
@@ -28,12 +28,12 @@ pub(crate) struct TransferBatch {
     pub(crate) blocks: Range<BlockId>,
 }
 
-/// Key by which moves may end together: kind, source and destination.
+/// Key of moves that may end together: kind, source and destination.
 pub(crate) type MoveClass = (MoveKind, TierId, TierId);
 
 impl Manager {
-    /// Whether blocks can move in a batch between two tiers: each takes one slot straight to
-    /// another, and no policy or hint must see every single one.
+    /// Whether blocks can move in a batch between two tiers: each moves directly from slot to slot,
+    /// and no policy or hint must see each block.
     pub(crate) fn can_batch(&self, src: TierId, dst: TierId) -> bool {
         let single = |tier: TierId| self.tiers[tier].spec.layer_slots;
         !single(src)
@@ -45,11 +45,11 @@ impl Manager {
             && self.transit(src, dst).is_none()
     }
 
-    /// Begins the moves of a batch.
+    /// Starts the moves of a batch.
     pub(crate) fn start_batch(&mut self, batch: &TransferBatch, now: Nanos) -> Range<MoveId> {
         let TransferBatch { kind, lease, src, dst, ref blocks } = *batch;
         let (first, all) = (self.moves.latest() + 1, self.all_layers());
-        // Blocks that are read are no victims; only those at the edge of the run have an entry.
+        // Blocks being read are no victims, and only blocks at the edge of the run have an entry.
         for block in self.edge(src, blocks.clone(), self.departures(blocks.start)) {
             self.tiers[src].eviction.unlink(block);
         }
@@ -84,12 +84,12 @@ impl Manager {
         first..self.moves.latest() + 1
     }
 
-    /// Ends the moves at the front of `ids`, which went well, as far as they bring consecutive
-    /// blocks of one run to one tier. Returns how many.
+    /// Ends the successful moves at the front of `ids` that bring consecutive blocks of a run to
+    /// the same tier. Returns their number.
     pub(crate) fn complete_batch(&mut self, ids: &[MoveId], now: Nanos) -> usize {
         let Some((class, first)) = self.move_class(ids[0]) else { return 0 };
         let (kind, src, dst) = class;
-        // A hint given since the start may need a look at every block.
+        // A hint given since the start may require a check of every block.
         if !self.can_batch(src, dst) {
             return 0;
         }
@@ -110,16 +110,16 @@ impl Manager {
                 self.refresh_on(tier, block);
             }
         }
-        // A block before it may have lost its last copy while this batch was in flight.
+        // An earlier block may have lost its last copy while this batch was in flight.
         self.sweep_path(self.trie().parent(first));
         self.write_run(dst, blocks, now);
         number
     }
 
-    /// The class and the block of a move that brings all of a block, to a residency that awaits no
-    /// other.
+    /// The class and the block of a move of a whole block, if its destination awaits no further
+    /// move.
     fn move_class(&self, id: MoveId) -> Option<(MoveClass, BlockId)> {
-        // Anything partial, failed, depended on or leaving ends one by one.
+        // Partial, failed, depended-on or leaving moves end individually.
         let known = self.moves.get(id)?;
         let plain = (known.from, known.to) == (End::Here, End::Here)
             && known.layers == self.all_layers()

@@ -1,8 +1,8 @@
-//! Completion: takes the results of moves, the only point at which a copy becomes valid.
+//! Completion: takes the results of moves. A copy becomes valid only here.
 //!
-//! Invariant: a report about a move that has ended changes nothing; slots that a failed move may
-//! still touch stay out of use until it has ended on every rank. Cost: O(log moves) per report,
-//! plus the leases that await it. A residency:
+//! Invariant: a report about an ended move changes nothing. Slots that a failed move may still
+//! access stay unused until it has ended on every rank. Cost: O(log moves) per report, plus the
+//! leases that await it. A residency:
 //!
 //! ```text
 //! Absent --expect--> Arriving --all landed--> Resident --load failed--> Bad
@@ -21,20 +21,20 @@ use crate::manager::kinds::Cause;
 use crate::transfer::{End, MoveKind};
 use crate::transfer::{InFlightMove, Leaves};
 
-/// Result that an executor reports for moves.
+/// Result reported by an executor for moves.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome<'a> {
-    /// Whether it went well.
+    /// Whether the move succeeded.
     pub ok: bool,
-    /// Number of its layers that have arrived, in ascending order; `None` means all.
+    /// Number of arrived layers, in ascending order. `None` means all.
     pub layers_done: Option<u16>,
-    /// Which tensor-parallel rank reports.
+    /// The reporting tensor-parallel rank.
     pub rank: u32,
-    /// A failed move that still runs: its slots stay out of use until it is reported again.
+    /// Whether a failed move still runs. Its slots stay unused until a further report.
     pub hung: bool,
-    /// A failed move that never started: neither its source nor its destination is to blame.
+    /// Whether a failed move never started. Then neither source nor destination is to blame.
     pub cancelled: bool,
-    /// Why it failed.
+    /// Reason of a failure.
     pub error: Option<&'a str>,
 }
 
@@ -44,13 +44,12 @@ impl Default for Outcome<'_> {
     }
 }
 
-/// Range of tokens that will not be where a plan said; the lease's plan and slots must be read
-/// again.
+/// Range of tokens missing at its planned place. Read the lease's plan and slots again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failed {
-    /// The lease concerned; 0 if none is.
+    /// The concerned lease, or 0.
     pub lease: LeaseId,
-    /// The block; `None` for a partial one.
+    /// The block, or `None` for a partial block.
     pub block: Option<Handle>,
     /// First token on the lease's path.
     pub start: u64,
@@ -64,11 +63,11 @@ pub struct Failed {
 pub const MOST_FAILED: usize = 4096;
 
 impl Manager {
-    /// Takes reports about moves. Returns how many of them have ended well by this call.
+    /// Takes reports about moves. Returns the number of moves successfully ended by this call.
     ///
     /// # Errors
-    /// [`Error::Config`] for a move that was never handed out, a rank or a number of layers that
-    /// does not exist, or a report that contradicts an earlier one; nothing has changed then.
+    /// [`Error::Config`] for an unissued move, an invalid rank or number of layers, or a
+    /// contradiction of an earlier report. Nothing has changed then.
     pub fn complete(&mut self, ids: &[MoveId], outcome: &Outcome<'_>, now: Nanos) -> Result<usize> {
         self.open()?;
         for (at, &id) in ids.iter().enumerate() {
@@ -97,11 +96,11 @@ impl Manager {
         Ok(ended)
     }
 
-    /// Takes one move's result. Returns whether it has ended well.
+    /// Takes a report about a move. Returns whether the move has successfully ended.
     fn take_report(&mut self, id: MoveId, outcome: &Outcome<'_>, now: Nanos) -> bool {
         let ranks = self.settings.ranks as usize;
         let Some(known) = self.moves.get_mut(id) else { return false };
-        // Later reports of a failed move only say that a rank touches its slots no longer.
+        // Later reports of a failed move only end the move on a rank.
         if known.failed {
             self.end_rank(id, outcome, now);
         } else if outcome.ok {
@@ -114,15 +113,14 @@ impl Manager {
                 known.done_ranks |= 1 << outcome.rank;
             }
             self.land(id);
-            // Layers are valid only on all ranks, since each rank has a part of them.
+            // Each rank has a part of every layer, so layers are valid only on all ranks.
             if self.all_ranks(id) {
                 self.finish(id, now);
                 return true;
             }
         } else {
             let reason = outcome.error.unwrap_or("the executor reported a failure").to_owned();
-            // Other ranks, or a hung copy, may still write: layers that have landed are not valid
-            // any more.
+            // Other ranks, or a hung copy, may still write: landed layers are no longer valid.
             if outcome.hung || !self.ends(&self.moves[id], outcome) {
                 self.revoke_landed(id);
             }
@@ -135,8 +133,8 @@ impl Manager {
         false
     }
 
-    /// Takes the failures since the last call: the latest [`MOST_FAILED`]; overwritten ones are
-    /// counted in `failed_lost` of [`Manager::requested`].
+    /// Takes the failures since the last call, at most the latest [`MOST_FAILED`]. Overwritten
+    /// failures are counted in `failed_lost` of [`Manager::requested`].
     ///
     /// # Errors
     /// [`Error::Closed`] or [`Error::Invariant`].
@@ -145,7 +143,7 @@ impl Manager {
         Ok(std::mem::take(&mut self.failed).into())
     }
 
-    /// Checks one report against the move and earlier reports, before any is taken.
+    /// Checks a report against the move and earlier reports, before any report is taken.
     fn check_report(&self, id: MoveId, outcome: &Outcome<'_>, before: &[MoveId]) -> Result<()> {
         if outcome.rank >= self.settings.ranks {
             return Err(Error::config(format!(
@@ -157,7 +155,7 @@ impl Manager {
             return Err(Error::config(format!("there is no move {id}")));
         }
         let Some(known) = self.moves.get(id) else {
-            // An ended move: a repeated report is fine, an opposite one is an error.
+            // An ended move: an equal report is ignored, a contradicting report is an error.
             return match self.moves.result(id) {
                 Some(ok) if ok != outcome.ok => Err(Error::config(format!(
                     "move {id} was reported {} before",
@@ -191,7 +189,7 @@ impl Manager {
         }
     }
 
-    /// Whether this report ends a move well.
+    /// Whether this report successfully ends a move.
     fn ends(&self, known: &InFlightMove, outcome: &Outcome<'_>) -> bool {
         let ranks = known.done_ranks | 1 << outcome.rank;
         ranks.count_ones() == self.settings.ranks
@@ -202,7 +200,7 @@ impl Manager {
         self.moves[id].done_ranks.count_ones() == self.settings.ranks
     }
 
-    /// Makes the layers valid that have arrived on all ranks.
+    /// Makes layers valid once they have arrived on all ranks.
     fn land(&mut self, id: MoveId) {
         let known = &self.moves[id];
         let done = known.progress.iter().copied().min().unwrap_or(0);
@@ -221,11 +219,11 @@ impl Manager {
         let Some(arrival) = self.arrival_mut(dst, block) else { return };
         arrival.landed.push(layers);
         let target = arrival.target;
-        // The first valid layers are those at the end of the range that the tier must hold.
+        // The first valid layers must be at an end of the tier's range.
         let anchored = |layers: Layers| {
             if dst == 0 { layers.lo == 0 } else { layers.hi == target.hi || layers.lo == target.lo }
         };
-        // Layers arrive out of order across moves: join what has become adjacent.
+        // Layers arrive out of order across moves: join adjacent ranges.
         loop {
             let next = arrival.landed.iter().position(|&landed| {
                 if have.is_empty() { anchored(landed) } else { have.join(landed).is_some() }
@@ -236,7 +234,7 @@ impl Manager {
         self.blocks.alter(dst, block, |here| here.have = have);
     }
 
-    /// Ends a move that went well on all ranks.
+    /// Ends a move after its success on all ranks.
     fn finish(&mut self, id: MoveId, now: Nanos) {
         let known = self.moves.remove(id).expect("in flight");
         self.count_move(&known, now);
@@ -247,7 +245,7 @@ impl Manager {
         self.moves.ended(&[id], true);
     }
 
-    /// Frees both ends of a move that no longer runs, and settles their blocks.
+    /// Frees both ends of a stopped move, and settles their blocks.
     fn end(&mut self, known: &InFlightMove, now: Nanos) {
         let block = known.block.and_then(|handle| self.trie().resolve(handle));
         // The slot of the victim is free to write from here on.
@@ -274,17 +272,17 @@ impl Manager {
             for place in [known.source(), known.target()] {
                 self.arrive_if_over(place, block, now);
             }
-            // The move may have kept a block in the trie that nothing needs any more.
+            // The move may have kept an unneeded block in the trie.
             let parent = self.trie().parent(block);
             self.prune(block);
             self.sweep(block);
-            // A block before it may have lost its last copy while this move kept it there.
+            // An earlier block may have lost its last copy while this move kept it there.
             self.sweep_path(parent);
         }
     }
 
-    /// Ends an arrival that no move brings any more. A failed one waits until no move reads the
-    /// layers that had landed.
+    /// Ends an arrival without remaining moves. A failed arrival waits until no move reads its
+    /// landed layers.
     fn arrive_if_over(&mut self, place: Place, block: BlockId, now: Nanos) {
         let busy = self.residency(place, block).busy;
         let Some(arrival) = self.arrival(place, block) else { return };
@@ -303,14 +301,14 @@ impl Manager {
         let here = self.residency(place, block);
         let mut have = if arrival.failed { here.have } else { arrival.target };
         if arrival.failed && tier == 0 && self.one_slot(have) {
-            // Every lease computes the block elsewhere; a slot without its last layers is useless
-            // here.
+            // Every lease computes the block elsewhere, so a slot without its last layers is
+            // useless here.
             self.count_loss(tier, block, Cause::Failed, now);
             have = Layers::NONE;
         }
         if here.slot != NO_SLOT && have.is_empty() {
             self.blocks.give_slots(place, here.slot, arrival.target, true);
-        // Of a failed arrival the slots of layers that did not land return.
+        // The unlanded layers of a failed arrival return their slots.
         } else if here.slot != NO_SLOT {
             for lost in
                 [Layers::new(arrival.target.lo, have.lo), Layers::new(have.hi, arrival.target.hi)]
@@ -334,7 +332,7 @@ impl Manager {
         }
     }
 
-    /// Ends a failed move on one rank, which no longer touches its slots unless it hangs there.
+    /// Ends a failed move on a rank. The rank no longer uses its slots unless the move hangs there.
     fn end_rank(&mut self, id: MoveId, outcome: &Outcome<'_>, now: Nanos) {
         let Some(known) = self.moves.get_mut(id) else { return };
         let ranks = if outcome.hung { &mut known.hung_ranks } else { &mut known.done_ranks };
@@ -347,8 +345,8 @@ impl Manager {
         }
     }
 
-    /// Lets the holder of a slot write it that a failed store still reads on ranks where it hangs:
-    /// such a store may never end, and nothing uses what it reads from then on.
+    /// Makes the slot of a hung failed store writable for its holder. The store may never end, and
+    /// its result is unused.
     fn give_up_source(&mut self, id: MoveId) {
         let known = &self.moves[id];
         match (known.leaves, known.from) {
@@ -356,7 +354,7 @@ impl Manager {
                 self.blocks.drained(tier, slot);
                 self.moves.get_mut(id).expect("seen").leaves = None;
             }
-            // Of several groups: leases have slots of the first tier alone.
+            // With several groups, leases have slots only on the first tier.
             (None, End::Leaving) if known.src == 0 => self.blocks.end_drain(0, id),
             _ => return,
         }

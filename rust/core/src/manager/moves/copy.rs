@@ -1,8 +1,9 @@
-//! Copies of one slot: all layers of a group in one move, between tiers or within the first.
+//! Copies of a slot: all layers of a group in a single move, between tiers or within the first
+//! tier.
 //!
-//! Batches (`batch.rs`) and moves of single layers (`load.rs`, `store`) are the other two ways; each goes
-//! through `enter`, and ends in `end`. Invariant: both ends are busy until the move has ended, and a
-//! residency that it brings is arriving. Cost: O(log moves).
+//! The alternatives are batches (`batch.rs`) and moves of single layers (`load.rs`, `store`). All
+//! go through `enter` and end in `end`. Invariant: both ends are busy until the move has ended, and
+//! its destination residency is arriving. Cost: O(log moves).
 
 use crate::arrival::MoveIds;
 use crate::block::{BlockId, LeaseId, MoveId, Place, TierId};
@@ -16,13 +17,13 @@ use crate::transfer::{End, Endpoint, MoveKind};
 pub(in crate::manager) struct CopyOrder {
     pub(in crate::manager) kind: MoveKind,
     pub(in crate::manager) lease: LeaseId,
-    /// `None` for what a lease still writes.
+    /// `None` for tokens still being written by a lease.
     pub(in crate::manager) block: Option<BlockId>,
     pub(in crate::manager) tokens: u32,
 }
 
 impl Manager {
-    /// Begins to copy all layers of a group from one slot to another, which is taken for it.
+    /// Starts to copy all layers of a group from `src` to the reserved slot `dst`.
     pub(in crate::manager) fn copy_slot(
         &mut self,
         order: CopyOrder,
@@ -33,7 +34,7 @@ impl Manager {
         let CopyOrder { kind, lease, block, tokens } = order;
         let layers = self.points.layers(dst.place.group);
         let mut deps = MoveIds::new();
-        // The engine has still to name its slot, and orders what it does there.
+        // The engine names its slot later, and orders access to it itself.
         if !matches!(dst.end, End::PrivateSlot(_)) {
             deps = self.blocks.waits(dst.place, dst.slot);
         }
@@ -51,8 +52,8 @@ impl Manager {
         id
     }
 
-    /// Begins to copy a block in a group after the first from a place that has it to another tier,
-    /// which has a free slot of the group.
+    /// Starts to copy a block in a group after the first to a second tier with a free slot of the
+    /// group.
     pub(in crate::manager) fn copy_part(
         &mut self,
         order: CopyOrder,

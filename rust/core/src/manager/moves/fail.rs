@@ -1,7 +1,7 @@
-//! Failed moves: what depends on them fails too, and leases recompute.
+//! Failed moves: dependent moves fail too, and leases recompute.
 //!
-//! Invariant: every failure ends in recomputation, never in wrong bytes and never in a lease that
-//! waits for ever. Cost: O(moves in flight) per failure. Steps of a failure, as [`Consequence`]s:
+//! Invariant: every failure ends in recomputation, never in wrong bytes or in a lease that waits
+//! forever. Cost: O(moves in flight) per failure. Steps of a failure, as [`Consequence`]s:
 //!
 //! ```text
 //! Fail --> Fail, End of each dependent --> Failed --> TakeBack, Recompute of each lease --> Sweep
@@ -25,7 +25,7 @@ use crate::transfer::{End, MoveKind};
 use crate::transfer::{InFlightMove, Leaves};
 
 impl Manager {
-    /// Carries out all consequences that were found, and those that follow from them.
+    /// Carries out all found consequences, and their own consequences.
     pub(crate) fn carry_out(&mut self) {
         if self.consequences.is_empty() {
             return;
@@ -48,11 +48,11 @@ impl Manager {
         }
     }
 
-    /// Fails a move. Those that depend on it fail next, without blame: executors wait for `after`,
-    /// so they never started.
+    /// Fails a move. Its dependent moves fail next, without blame: executors wait for `after`, so
+    /// they never started.
     fn fail(&mut self, failure: Failure) {
         let Failure { id, cause, .. } = failure;
-        // The first half of a store that passes through host fails as the store would.
+        // The first half of a store through host fails as the store would.
         if let Some(store) = self.moves.get(id).filter(|known| known.kind == MoveKind::Store)
             && cause.is_some()
             && store.block == cause
@@ -115,7 +115,7 @@ impl Manager {
         }
     }
 
-    /// Lets the copy of a failed move go: commit stores its block as usual.
+    /// Releases the copy of a failed move ahead: commit stores its block as usual.
     fn ahead_failed(&mut self, known: &InFlightMove) {
         let End::PrivateSlot(source) = known.from else { return };
         let slot = self.private_slots[source].slot;
@@ -125,7 +125,7 @@ impl Manager {
         }
     }
 
-    /// Finds the copies that were made ahead from a lease's open slots: they are given back.
+    /// Finds the copies ahead of a lease's open slots, to release them.
     pub(crate) fn find_taken_back(&mut self, id: LeaseId) {
         if self.ahead.is_empty() {
             return;
@@ -139,7 +139,7 @@ impl Manager {
         }
     }
 
-    /// Lets a copy go; one whose move was not handed out yet is free at once.
+    /// Releases a copy ahead. Cancels its move if it was not issued yet.
     fn give_back(&mut self, ahead: &Ahead) {
         if self.moves.get(ahead.by).is_some_and(|known| !known.issued) {
             self.cancel(ahead.by, "its block will not be written");
@@ -147,7 +147,7 @@ impl Manager {
         self.consequences.push(Consequence::Unref(ahead.copy));
     }
 
-    /// Fails a move that never starts. No request waits for it, so its failure is no news.
+    /// Fails a move before its start. No request waits for it, so the failure is not reported.
     fn cancel(&mut self, id: MoveId, reason: &str) {
         let reason = reason.to_owned();
         let failure = Failure { id, reason, blame: false, silent: true, cause: None };
@@ -155,8 +155,7 @@ impl Manager {
         self.consequences.push(Consequence::End(id));
     }
 
-    /// Takes the layers back that a move has landed, since it is about to fail and may still write
-    /// them.
+    /// Revokes the landed layers of a move that is about to fail and may still write them.
     pub(crate) fn revoke_landed(&mut self, id: MoveId) {
         let known = &self.moves[id];
         let (tier, lo) = (known.dst, known.layers.lo);
@@ -167,13 +166,13 @@ impl Manager {
         let Some(arrival) = self.arrival_mut(tier, block) else { return };
         arrival.landed.retain(|part| part.meet(landed).is_empty());
         self.blocks.alter(tier, block, |here| {
-            // No other layers of the range have landed, so these are at an end.
+            // No further layers of the range have landed, so these layers are at an end.
             here.have = here.have.without(landed).expect("landed layers are at an end");
         });
         self.residency_changed(tier, block);
     }
 
-    /// Marks a source bad whose bytes could not be read: no request uses it until it is evicted.
+    /// Marks an unreadable source as bad: no request uses it until its eviction.
     fn load_failed(&mut self, known: &InFlightMove, block: BlockId) {
         let Place { tier, group } = known.source();
         let here = self.residency(known.source(), block);
@@ -200,15 +199,15 @@ impl Manager {
         }
     }
 
-    /// Makes the victim of a failed store resident again in its slot, unless the slot was granted:
-    /// its holder may know the address, so the block is lost.
+    /// Makes the victim of a failed store resident again in its slot. If the slot was granted, its
+    /// holder may know the address, so the block is lost.
     fn store_failed(&mut self, known: &InFlightMove, block: BlockId) {
         let Some(Leaves { tier, slot, held }) = known.leaves else { return };
         if !self.blocks.undrain(tier, slot) {
             return;
         }
-        // The store keeps the slot in use until it has ended: it may hang. If the block is resident or
-        // arriving in another slot by now, it cannot return.
+        // The store keeps the slot in use until it has ended, because it may hang. A block now
+        // resident or arriving in a different slot cannot return.
         let from = if self.can_return(tier, block, held) {
             self.make_resident(block, Leaves { tier, slot, held });
             End::Here
@@ -223,7 +222,7 @@ impl Manager {
         (flight.from, flight.leaves) = (from, None);
     }
 
-    /// Whether layers that were leaving form one range with those that are resident.
+    /// Whether leaving layers form a single range with the resident layers.
     fn can_return(&self, tier: TierId, block: BlockId, layers: Layers) -> bool {
         let here = self.residency(tier, block);
         match here.state {
@@ -239,7 +238,8 @@ impl Manager {
         }
     }
 
-    /// Appends a failure for `failed` unless it is silent, dropping the oldest of too many.
+    /// Appends a failure for `failed` unless it is silent. Drops the oldest failure above the
+    /// limit.
     fn push_failed(&mut self, row: Failed, silent: bool) {
         if silent {
             return;
@@ -251,8 +251,8 @@ impl Manager {
         self.failed.push_back(row);
     }
 
-    /// Fails the moves that wait for a slot which no lease will name: they never start. The lease
-    /// gave the slot up, so these failures concern no request.
+    /// Fails the moves waiting for a slot that no lease will name: they never start. The lease
+    /// released the slot, so these failures concern no request.
     fn cancel_unnamed(&mut self, private: PrivateSlotId) {
         let touches =
             |known: &InFlightMove| [known.from, known.to].contains(&End::PrivateSlot(private));
@@ -264,13 +264,13 @@ impl Manager {
         }
     }
 
-    /// Lets a lease that awaited a failed move compute the block instead.
+    /// Makes a lease that awaited a failed move compute the block instead.
     fn recompute_lost(&mut self, id: LeaseId, known: &InFlightMove, failure: &Failure, now: Nanos) {
         let (start, stop) = match known.kind {
             MoveKind::Copy => self.lose_tail(id),
             _ => self.compute_instead(id, known, now),
         };
-        // Until it has ended on every rank it may write a slot that the lease keeps.
+        // Until it has ended on every rank it may write a slot kept by the lease.
         let writes = match known.to {
             End::PrivateSlot(private) => self.leases[&id].keeps(private),
             End::Open => true,

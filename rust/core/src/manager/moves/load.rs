@@ -1,8 +1,8 @@
-//! Loads of a request, and the transit slots through which those from below host pass.
+//! Loads of a request, and the transit slots for loads from below host.
 //!
-//! Transit slots are used in turn: where there are fewer than loads, a later load waits until the
-//! one before has left the slot. Invariant: a transit slot lives until the last move through it has
-//! ended. Cost: O(log moves) per move.
+//! Transit slots are used in turn: with fewer slots than loads, a later load waits until the
+//! previous load has left the slot. Invariant: a transit slot lives until the last move through it
+//! has ended. Cost: O(log moves) per move.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ use crate::manager::request::matching::residency_scan::MissingBlock;
 use crate::manager::{Manager, moves};
 use crate::transfer::{Endpoint, MoveKind};
 
-/// Transit slots, each with the moves that leave it last.
+/// Transit slots, each with its latest outgoing moves.
 #[derive(Debug, Default)]
 pub(crate) struct Transit {
     slots: Vec<(PrivateSlotId, MoveIds)>,
@@ -35,8 +35,8 @@ pub(crate) struct Load {
 }
 
 impl Manager {
-    /// Makes room for the wanted slots of each group on the first tier and for transit through host, and keeps the
-    /// sources where they are; or changes nothing.
+    /// Makes room for the wanted slots of each group on the first tier and for transit through
+    /// host, and keeps the sources resident. On failure, changes nothing.
     pub(crate) fn open_transit(
         &mut self,
         missing: &[MissingBlock],
@@ -64,7 +64,7 @@ impl Manager {
             }
         }
         let first = Wanted { tier: 0, slots: wanted };
-        // Without transit the first tier is all that needs room.
+        // Without transit only the first tier needs room.
         let Some(&host) = passing.first() else {
             self.make_room(&[first], &stay, now)?;
             return Ok(Transit::default());
@@ -72,7 +72,7 @@ impl Manager {
         let each = self.tiers.units(host, self.all_layers());
         let mut count = passing.len();
         let many = [Wanted { tier: host, slots: &[each * count as u64] }, first];
-        // One transit slot is enough: the loads then follow each other through it.
+        // A single transit slot is enough: the loads then follow each other through it.
         if self.make_room(&many, &stay, now).is_err() {
             count = 1;
             self.make_room(&[Wanted { tier: host, slots: &[each] }, first], &stay, now)?;
@@ -81,7 +81,7 @@ impl Manager {
         Ok(Transit { slots: slots.collect(), next: 0 })
     }
 
-    /// The loads at the front of these that can form a batch.
+    /// The batch of loads at the front of `missing`, if any.
     pub(crate) fn batch(&self, missing: &[MissingBlock], lease: LeaseId) -> Option<TransferBatch> {
         let all = self.all_layers();
         let from = |miss: &MissingBlock| match miss.sources[..] {
@@ -107,14 +107,14 @@ impl Manager {
         (!blocks.is_empty()).then_some(TransferBatch { kind, lease, src, dst: 0, blocks })
     }
 
-    /// Leaves the transit slots to the moves that pass through them.
+    /// Releases the transit slots. Their moves keep them alive.
     pub(crate) fn close_transit(&mut self, transit: Transit) {
         for (private, _) in transit.slots {
             self.unref_copy(private);
         }
     }
 
-    /// Begins the loads of the layers `wanted` into a private slot of the lease.
+    /// Starts the loads of the layers `wanted` into a private slot of the lease.
     pub(crate) fn load_private(
         &mut self,
         miss: &MissingBlock,
@@ -134,7 +134,7 @@ impl Manager {
         moves
     }
 
-    /// The moves of one load; `target` gives the end of a layer on the first tier.
+    /// Adds the moves of a load. `target` returns the end of a layer on the first tier.
     pub(crate) fn load_layers(
         &mut self,
         load: Load,
@@ -175,7 +175,7 @@ impl Manager {
                 hop = Some(copy(src, through, std::mem::take(&mut deps)));
                 src = through;
             }
-            // A store may still read the slot that is to be written.
+            // A store may still read the destination slot.
             if dst.slot != NO_SLOT && !self.tiers.engine_owned() {
                 deps.extend(self.blocks.waits(0, dst.slot));
             }

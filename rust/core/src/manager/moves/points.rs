@@ -1,9 +1,9 @@
 //! Resume points: made at borders of a path, and copied to the tier below.
 //!
-//! A resume point leaves the first tier as a whole: what the tier below lacks is stored there, and the
-//! point is on that tier from then on. A request loads what its border needs in the same way.
-//! Invariant: a point is on a tier only while all that it needs is there or arrives. Cost: O(slots of
-//! the point), and room for them.
+//! A resume point leaves the first tier as a whole: its missing parts are stored on the tier below,
+//! and the point is on that tier from then on. A request loads the needs of its border in the same
+//! way. Invariant: a point is on a tier only while all its needs are there or arriving. Cost:
+//! O(slots of the point), and room for them.
 
 use std::cmp::Reverse;
 
@@ -16,8 +16,8 @@ use crate::tier::ResidencyState;
 use crate::time::Nanos;
 
 impl Manager {
-    /// Makes a border of a path a resume point on a tier that has all that it needs. One that a hint has
-    /// named stays whatever follows; of the newest ones the oldest is released where there are too many.
+    /// Makes a border of a path a resume point on a tier that has all its needs. A point named by a
+    /// hint stays regardless of later points. Too many newest points on a path release the oldest.
     pub(in crate::manager) fn add_point(
         &mut self,
         tier: TierId,
@@ -25,7 +25,7 @@ impl Manager {
         border: u32,
         stay: Stay,
     ) {
-        // With one group a request resumes after any block.
+        // With a single group a request resumes after any block.
         if border == 0 || !self.points.several() {
             return;
         }
@@ -56,7 +56,7 @@ impl Manager {
         }
         points.insert(block, Point { border, stay, tiers: 0, before, after: after.clone() });
         self.hold_point(tier, path, border);
-        // The worth of the points around it hangs on it.
+        // It affects the worth of its neighbours.
         for other in after.into_iter().chain(before) {
             self.refresh(other);
         }
@@ -66,7 +66,7 @@ impl Manager {
         }
     }
 
-    /// Puts the resume point at the end of a path, if there is one, on a tier too that has all it needs.
+    /// Adds a tier with all its needs to the resume point at the end of a path, if any.
     pub(in crate::manager) fn raise_point(&mut self, tier: TierId, path: &[BlockId]) {
         let (border, Some(&last)) = (path_border(path), path.last()) else { return };
         if self.points.has(last)
@@ -77,8 +77,8 @@ impl Manager {
         }
     }
 
-    /// Copies all resume points of a tier one tier down, the youngest first. Blocks of the tier that
-    /// points below it still lack there follow those.
+    /// Copies all resume points of a tier to the next tier, the youngest first. For points already
+    /// below, copies their blocks missing there.
     pub(in crate::manager) fn flush_points(&mut self, tier: TierId, now: Nanos) {
         let there = |manager: &Self, block| {
             (tier..manager.tiers.len()).any(|at| manager.points.has_on(at, block))
@@ -94,8 +94,8 @@ impl Manager {
         }
     }
 
-    /// Copies a resume point of a tier one tier down with all blocks before it, as far as there is
-    /// room; they stay where they are. A tier below that writes through copies them further.
+    /// Copies a resume point and its path from a tier to the next tier, as far as there is room.
+    /// The source stays resident. A write-through tier below copies them further.
     pub(in crate::manager) fn copy_point(&mut self, tier: TierId, block: BlockId, now: Nanos) {
         self.copy_point_down(tier, block, now);
         for below in tier + 1..self.tiers.len() {
@@ -106,7 +106,7 @@ impl Manager {
         }
     }
 
-    /// The same to the next tier alone.
+    /// Copies a resume point and its path only to the next tier.
     fn copy_point_down(&mut self, tier: TierId, block: BlockId, now: Nanos) {
         let below = tier + 1;
         if !self.tiers.writes(tier)
@@ -152,7 +152,7 @@ impl Manager {
         self.refresh_stay(stay);
     }
 
-    /// Ends the holds of all leases on a block of the first tier that a failed move was to bring.
+    /// Ends the holds of all leases on a block of the first tier after its move failed.
     pub(in crate::manager) fn lose_window(&mut self, Part { group, block }: Part) {
         let place = self.trie().depth(block);
         let mut lost = 0;

@@ -1,19 +1,19 @@
-//! Stores to a shared tier: blocks that wait to be written to a tier that several machines share.
+//! Stores to a shared tier: blocks waiting to be written to a tier shared by several machines.
 //!
-//! A write to such a tier may take any time, so a store to it can be dropped until a worker begins to read its
-//! source: the block waits here and has no move. Its copy is evicted like any other, which drops the
-//! store. The executor asks for as many stores as it can begin; each is a move from then on, and
-//! its source is busy until that move has ended. Of a model with several groups a resume point waits as
-//! one store of several moves (`shared_stores/points.rs`), and the blocks before it after it.
+//! A write to a shared tier may take any time, so its store can be dropped until a worker begins to
+//! read the source: the block waits here without a move. Its copy can be evicted, which drops the
+//! store. The executor requests as many stores as it can start. Each then becomes a move, and its
+//! source is busy until the move has ended. With several groups, a resume point waits as a single
+//! store of several moves (`shared_stores/points.rs`), followed by the blocks of its path.
 //!
 //! ```text
-//! waiting --the executor asks for it--> move: its source is no victim --> ended, on the shared tier
+//! waiting --the executor asks for it--> move: its source is no victim --> ended, on shared tier
 //!    | its copy leaves the tier: dropped
 //! ```
 //!
-//! Invariant: the copy of a waiting block is on the tier above the shared one; no slot that a move to a
-//! shared tier reads is promised to a new holder. Cost: O(log n) per block that waits; that of a
-//! write-back when its move begins.
+//! Invariant: the copy of a waiting block is on the tier above the shared tier. A slot being read
+//! for a shared tier is never promised to a new holder. Cost: O(log n) per waiting block, and the
+//! cost of a write-back when its move starts.
 
 pub(in crate::manager) mod points;
 
@@ -27,34 +27,34 @@ use crate::manager::evict::room::Wanted;
 use crate::tier::ResidencyState;
 use crate::time::{Nanos, Stamp};
 
-/// Store that waits.
+/// Waiting store.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SharedStore {
-    /// The tier that it is read from.
+    /// Source tier.
     pub(crate) tier: TierId,
     pub(crate) block: BlockId,
-    /// Whether it is of the resume point after the block.
+    /// Whether it stores the resume point of the block.
     pub(crate) point: bool,
-    /// No block used after this is evicted for it.
+    /// Blocks used after this time are not evicted for it.
     pub(crate) younger: Stamp,
 }
 
-/// Stores that wait, in the order in which they begin.
+/// Waiting stores, in starting order.
 #[derive(Debug, Default)]
 pub(crate) struct SharedStores {
     waiting: BTreeMap<u64, SharedStore>,
     numbers: FxHashMap<(TierId, BlockId, bool), u64>,
-    /// Number of the next one.
+    /// Number of the next store.
     next: u64,
-    /// Parts that the shared tier has or expects for the first point, which it holds until all are there.
+    /// Parts on or arriving on the shared tier, held for the first point until it is complete.
     held: Vec<Part>,
 }
 
 /// Result of a step of the oldest store.
 enum Step {
-    /// A move has begun.
+    /// A move has started.
     Begun,
-    /// It needs no move any more.
+    /// It needs no further move.
     Over,
     /// There is no room until a move ends.
     NoRoom,
@@ -70,7 +70,7 @@ impl SharedStores {
         self.waiting.len()
     }
 
-    /// Whether a copy waits.
+    /// Whether the store of a copy waits.
     pub(crate) fn contains(&self, tier: TierId, block: BlockId) -> bool {
         self.numbers.contains_key(&(tier, block, false))
     }
@@ -80,7 +80,7 @@ impl SharedStores {
         self.waiting.values()
     }
 
-    /// Adds a store. Returns whether it did not wait yet.
+    /// Adds a store. Returns false if it already waits.
     pub(crate) fn add(&mut self, store: SharedStore) -> bool {
         let SharedStore { tier, block, point, younger } = store;
         if let Some(number) = self.numbers.get(&(tier, block, point)) {
@@ -108,15 +108,15 @@ impl SharedStores {
 }
 
 impl Manager {
-    /// Number of blocks and resume points that wait to be written to a shared tier, and of the blocks
-    /// that eviction took before a worker began to read them.
+    /// Number of blocks and resume points waiting to be written to a shared tier, and of blocks
+    /// evicted before a worker began to read them.
     #[must_use]
     pub fn shared_stores(&self) -> (usize, u64) {
         let dropped = self.meter.tiers.iter().map(|tier| tier.stores_dropped).sum();
         (self.shared_stores.len(), dropped)
     }
 
-    /// Begins the stores of up to this number of waiting blocks, the oldest first.
+    /// Starts the stores of up to `blocks` waiting blocks, the oldest first.
     pub(super) fn begin_shared_stores(&mut self, blocks: usize) {
         let (now, mut begun) = (self.clock.last(), 0);
         while begun < blocks
@@ -130,7 +130,7 @@ impl Manager {
             };
             match step {
                 Step::Begun => begun += 1,
-                // The end of a move may make room. A store of a flush does not wait for it.
+                // The end of a move may make room, but a flush does not wait for it.
                 Step::NoRoom if younger == Stamp::MAX && !self.moves.is_empty() => return,
                 Step::Over | Step::NoRoom if point => self.end_point_store(tier, block),
                 Step::Over | Step::NoRoom => self.shared_stores.remove(tier, block),
@@ -138,7 +138,7 @@ impl Manager {
         }
     }
 
-    /// Begins the store of a block of a model with one group.
+    /// Starts the store of a block of a model with a single group.
     fn begin_store(&mut self, store: &SharedStore, now: Nanos) -> Step {
         let SharedStore { tier, block, younger, .. } = *store;
         let Some(dirty) = self.unwritten(tier, block, None) else { return Step::Over };
@@ -151,8 +151,8 @@ impl Manager {
         Step::Begun
     }
 
-    /// Begins the store of a block of a model with several groups. The blocks before it stay on the shared
-    /// tier, where this one is not yet after them.
+    /// Starts the store of a block of a model with several groups. The earlier blocks of its path
+    /// are protected on the shared tier, because they have no child there yet.
     fn begin_path_store(&mut self, store: &SharedStore, now: Nanos) -> Step {
         let SharedStore { tier, block, .. } = *store;
         let Some(dirty) = self.unwritten(tier, block, None) else { return Step::Over };
@@ -173,8 +173,8 @@ impl Manager {
         }
     }
 
-    /// Waiting blocks and points are on the tier that they are written from, and what is held for the
-    /// first point is on the shared tier.
+    /// Checks that waiting blocks and points are on their source tier, and that parts are held only
+    /// for the first point.
     pub(crate) fn audit_shared_stores(&self, broken: &mut Vec<String>) {
         for store in self.shared_stores.iter() {
             let SharedStore { tier, block, point, .. } = *store;

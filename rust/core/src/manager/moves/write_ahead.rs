@@ -1,8 +1,9 @@
-//! Writes ahead of need: what has the lowest value is on the tier below before its room is wanted.
+//! Writes ahead of need: the blocks of lowest value are on the tier below before their room is
+//! wanted.
 //!
-//! A model with several groups counts room in pages: the free ones, and those that hold only what is
-//! released or is on a tier below too; its points are written with their blocks. Invariant: nothing
-//! leaves the tier for it. Cost: nothing above the watermark; below it that of an eviction set, or with
+//! With several groups, room is counted in pages: free pages, and pages without blocks except
+//! released and clean blocks. Points are written with their blocks. Invariant: nothing leaves the
+//! tier for it. Cost: nothing above the watermark. Below it, the cost of an eviction set, or with
 //! several groups O(log n) for at most 64 entries and the stores.
 
 use crate::block::{BlockId, TierId};
@@ -10,11 +11,12 @@ use crate::manager::Manager;
 use crate::residency::Arena;
 use crate::time::{Nanos, Stamp, stamp};
 
-/// Entries of the eviction index that one call looks at.
+/// Maximum number of entries of the eviction index visited per call.
 const MOST_SEEN: usize = 64;
 
 impl Manager {
-    /// Writes ahead of need on every tier below its watermark `free_low`. The copies above stay valid.
+    /// Writes ahead of need on every tier below its watermark `free_low`. The copies above stay
+    /// valid.
     pub(crate) fn write_ahead(&mut self, now: Nanos) {
         for tier in 0..self.tiers.len() {
             if self.tiers[tier].spec.free_low <= 0.0 {
@@ -32,8 +34,8 @@ impl Manager {
         }
     }
 
-    /// Copies the points of lowest value of a tier one tier down, with their blocks, until the share
-    /// `free_low` of its pages is free or could be without a store.
+    /// Copies the points of lowest value of a tier and their blocks to the next tier, until the
+    /// share `free_low` of the tier's pages is free or can be freed without a store.
     fn write_points_ahead(&mut self, tier: TierId, now: Nanos) {
         let pages = self.blocks.arena(tier).map_or(0, Arena::room);
         #[expect(
@@ -59,7 +61,7 @@ impl Manager {
             if !self.points.has_on(tier, victim.id) && self.serves_points(tier, victim.id) {
                 self.write_down(tier, victim.id, None, Stamp::MAX, now);
             }
-            // Points before it on the path are exposed once it has left.
+            // Earlier points on the path are exposed once it has left.
             let mut next = Some(victim.id);
             while let Some(block) = next.filter(|_| clean < short) {
                 if self.points.has_on(tier, block) && !self.point_below(tier, block) {
@@ -72,11 +74,11 @@ impl Manager {
         for block in seen {
             self.refresh_on(tier, block);
         }
-        // Also where the tier below is too small for them: its victims would be written again.
+        // Also if the tier below is too small for them: its victims would be written again.
         self.tiers[tier].credit = low.saturating_sub(free);
     }
 
-    /// Pages of a tier that are free, or hold nothing but free slots and released residencies.
+    /// Number of pages of a tier with only free slots and released residencies.
     fn free_room(&self, tier: TierId) -> u64 {
         let Some(arena) = self.blocks.arena(tier) else { return 0 };
         let slots = self.blocks.group_slots(tier);
@@ -87,7 +89,7 @@ impl Manager {
         u64::from(arena.room()).saturating_sub(held.sum())
     }
 
-    /// Whether a tier below has the point after a block.
+    /// Whether a tier below has the point of a block.
     fn point_below(&self, tier: TierId, block: BlockId) -> bool {
         (tier + 1..self.tiers.len()).any(|below| self.points.has_on(below, block))
     }
@@ -96,8 +98,8 @@ impl Manager {
         self.points.get(block).and_then(|point| point.before)
     }
 
-    /// Pages that could be freed without a store if a block left a tier, with its point and the blocks
-    /// after the point before it; as a share of the pages of each group.
+    /// Number of pages that could be freed without a store if a block left a tier, with its point
+    /// and the blocks after the previous point. Fractions of pages count.
     fn clean_pages(&self, tier: TierId, block: BlockId) -> f64 {
         let Some(arena) = self.blocks.arena(tier) else { return 0.0 };
         let points = &self.points;

@@ -1,7 +1,7 @@
 //! Audit: checks every invariant from scratch.
 //!
-//! A broken one poisons the manager instead of panicking: every later call fails with
-//! [`Error::Invariant`]. Cost: O(everything); tests call it after each operation.
+//! A broken invariant poisons the manager instead of panicking: every later call fails with
+//! [`Error::Invariant`]. Cost: O(everything), so only tests call it after each operation.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ impl Manager {
     /// Checks every invariant.
     ///
     /// # Errors
-    /// [`Error::Invariant`] naming what is broken; the manager is poisoned from then on.
+    /// [`Error::Invariant`] naming the broken invariant. The manager is poisoned from then on.
     pub fn audit(&mut self) -> Result<()> {
         if let Some(reason) = &self.poison {
             return Err(Error::invariant(format!("the manager is poisoned: {reason}")));
@@ -55,12 +55,12 @@ impl Manager {
         Err(Error::invariant(reason))
     }
 
-    /// Poisons the manager, for callers that saw an invariant broken.
+    /// Poisons the manager, for callers that detected a broken invariant.
     pub fn poison(&mut self, reason: &str) {
         self.poison = Some(reason.to_owned());
     }
 
-    /// A scope is held by its leases and pending hints.
+    /// Checks that scopes are held exactly by their leases and pending hints.
     fn audit_scopes(&self, broken: &mut Vec<String>) {
         let mut held: BTreeMap<ScopeId, u32> = BTreeMap::new();
         let leased = self.leases.values().map(|lease| lease.scope_id);
@@ -70,10 +70,10 @@ impl Manager {
         broken.extend(self.scopes.audit(self.trie(), held));
     }
 
-    /// A block is resident, pinned or a parent; arrivals are counted.
+    /// Checks that every block is resident, pinned or a parent, and that arrivals are counted.
     fn audit_blocks(&self, broken: &mut Vec<String>) {
         for block in self.living() {
-            // A window or a state may still be on its way.
+            // A window or a state may still be arriving.
             let mut held = self.blocks.groups_arrive(block);
             for tier in 0..self.tiers.len() {
                 let here = self.residency(tier, block);
@@ -108,7 +108,7 @@ impl Manager {
         }
     }
 
-    /// A residency's state agrees with its slot, layers, moves and arrival.
+    /// Checks that a residency's state agrees with its slot, layers, moves and arrival.
     fn audit_residency(&self, tier: TierId, block: BlockId, broken: &mut Vec<String>) {
         let here = self.residency(tier, block);
         let name = self.tiers[tier].spec.kind.name();
@@ -153,7 +153,7 @@ impl Manager {
         }
     }
 
-    /// Refcounts of blocks and private slots agree with the leases.
+    /// Checks that refcounts of blocks and private slots agree with the leases.
     fn audit_references(&self, broken: &mut Vec<String>) {
         let removed = self.refused.blocks().filter(|&block| !self.trie().alive(block));
         broken.extend(removed.map(|block| format!("block {block} left the trie and was refused")));
@@ -204,7 +204,7 @@ impl Manager {
         }
     }
 
-    /// Busy counts and dependencies agree with the moves in flight.
+    /// Checks that busy counts and dependencies agree with the moves in flight.
     fn audit_moves(&self, broken: &mut Vec<String>) {
         let mut busy: BTreeMap<(TierId, BlockId), u16> = BTreeMap::new();
         let mut private_busy = BTreeMap::new();
@@ -215,7 +215,7 @@ impl Manager {
             let block = known.block.and_then(|handle| self.trie().resolve(handle));
             for at in known.ends() {
                 match (at.end, block) {
-                    // Those of other groups are counted with their holds.
+                    // Moves of later groups are counted with their holds.
                     (End::Here, Some(block)) if at.place.group == 0 => {
                         *busy.entry((at.place.tier, block)).or_default() += 1;
                     }
@@ -243,14 +243,14 @@ impl Manager {
         }
     }
 
-    /// Every call has carried out what followed from it.
+    /// Checks that every call has carried out its consequences.
     fn audit_consequences(&self, broken: &mut Vec<String>) {
         if !self.consequences.is_empty() {
             broken.push(format!("left to carry out: {:?}", self.consequences));
         }
     }
 
-    /// A copy that was made ahead belongs to a lease's open slot, and its move to both.
+    /// Checks that a copy ahead belongs to a lease's open slot, and its move to both.
     fn audit_ahead(&self, broken: &mut Vec<String>) {
         for (&slot, &Ahead { source, copy, by }) in &self.ahead {
             let open = OpenSlot::Private(source);
@@ -268,7 +268,7 @@ impl Manager {
         }
     }
 
-    /// Every slot is in exactly one place.
+    /// Checks that every slot is in exactly one place.
     fn audit_slots(&self, tier: TierId, broken: &mut Vec<String>) {
         let (this, space) = (&self.tiers[tier], self.blocks.space(tier));
         if this.spec.owner == Owner::Engine {
@@ -316,7 +316,7 @@ impl Manager {
         }
     }
 
-    /// Exactly the evictable blocks are linked, at their present price.
+    /// Checks that exactly the evictable blocks are linked, at their present price.
     fn audit_retention(&self, tier: TierId, broken: &mut Vec<String>) {
         let index = &self.tiers[tier].eviction;
         let mut linked = 0;

@@ -17,33 +17,33 @@ pub struct Explanation {
     pub terms: Terms,
     /// Nanoseconds since its last use.
     pub idle: Nanos,
-    /// Cost per second of idle time; infinite at zero idle time.
+    /// Cost per second of idle time. Infinite at zero idle time.
     pub value: f64,
-    /// Its priority: a block of a lower one is evicted first, whatever its value.
+    /// Its priority. A block of lower priority is evicted first, regardless of value.
     pub priority: Priority,
-    /// Number of entries of the tier that are evicted before it; `None` while it cannot be a
+    /// Number of entries of the tier evicted before the block, or `None` while it cannot be a
     /// victim.
     pub rank: Option<usize>,
-    /// The layers that would be evicted next.
+    /// The next layers to evict.
     pub layers: Layers,
-    /// The value in words, under a policy that learns it.
+    /// The value in words, under a learning policy.
     pub words: Option<String>,
 }
 
 impl Manager {
-    /// Explains the price of a block on a tier, and how many entries are evicted before it.
+    /// Explains the price of a block on a tier, and its rank in the eviction order.
     ///
     /// # Errors
-    /// [`Error::Config`] if the block is not cached or not on that tier.
+    /// [`Error::Config`] if the block is not cached or not on the tier.
     pub fn explain(&self, block: Handle, tier: TierId, now: Nanos) -> Result<Explanation> {
         self.explain_part(block, tier, None, now)
     }
 
-    /// Explains the price of one layer of a block, as if it alone were demoted next. The rank is
-    /// that of the block's entry.
+    /// Explains the price of a layer of a block, as if only this layer were demoted next. The rank
+    /// is the rank of the block's entry.
     ///
     /// # Errors
-    /// [`Error::Config`] if the block is not cached or that layer of it not on that tier.
+    /// [`Error::Config`] if the block is not cached or the layer is not on the tier.
     pub fn explain_layer(
         &self,
         block: Handle,
@@ -54,7 +54,7 @@ impl Manager {
         self.explain_part(block, tier, Some(layer), now)
     }
 
-    /// Explains a block, or one layer of it.
+    /// Explains a block, or a layer of it.
     fn explain_part(
         &self,
         block: Handle,
@@ -101,7 +101,7 @@ impl Manager {
         }
         let terms = policy.terms(&facts, &self.settings.cost);
         let idle = stamp(now) - facts.access;
-        // Hints expire at the next call that changes something; here they end by the time asked for.
+        // Hints expire at the next changing call. Here they end at the requested time.
         let bands = self.bands_at(tier, now);
         Ok(Explanation {
             terms,
@@ -114,10 +114,10 @@ impl Manager {
         })
     }
 
-    /// The cost that a tier's policy gives to one layer of a block that is demoted.
+    /// The cost of demoting a layer of a block under a tier's policy.
     ///
     /// # Errors
-    /// [`Error::Config`] for a layer or a block that does not exist.
+    /// [`Error::Config`] for a nonexistent layer or block.
     pub fn cost(
         &self,
         tier: TierId,

@@ -1,21 +1,21 @@
-//! Misses: why the tokens of a prompt are computed.
+//! Misses: the reasons for computing the tokens of a prompt.
 //!
-//! A prompt parts from the cached sequences at one token. Every new chat parts from the shared system
-//! prompt, so a parting alone says nothing: a cached branch explains a miss if the rest of the prompt
-//! recurs in it. [`Manager::miss`] copies the branches under the manager's lock, [`OpenMiss::close`]
-//! compares them without it.
+//! A prompt parts from the cached sequences at a token. Every new chat parts from the shared system
+//! prompt, so a parting alone says nothing: a cached branch explains a miss if the rest of the
+//! prompt recurs in it. [`Manager::miss`] copies the branches under the manager's lock, and
+//! [`OpenMiss::close`] compares them without it.
 //!
 //! ```text
 //! prompt  |---- found ----|-- not stored yet --|-- evicted --|-- other scope --|-- rest --|part|
 //!         0            matched               known                                      full  end
-//! with several groups the tokens from the last border at which all of them resume, up to the end of
-//! the cached blocks, have no resume point
-//! rest: diverged if 0.3 of the tokens after the parting recur in one branch, else new
+//! with several groups, the tokens from the last border where all groups resume to the end of the
+//! cached blocks have no resume point
+//! rest: diverged if 0.3 of the tokens after the parting recur in a single branch, else new
 //! ```
 //!
-//! Invariant: nothing changes, and no other tenant's blocks or sessions are read. Cost: a lookup, at
-//! most 128 Ki tokens copied per branch, and the walk of up to 64 scopes of the tenant; closing it as
-//! `recurrence`.
+//! Invariant: nothing changes, and no blocks or sessions of a different tenant are read. Cost: a
+//! lookup, at most 128 Ki tokens copied per branch, and the walk of up to 64 scopes of the tenant.
+//! Closing costs the same as `recurrence`.
 
 use crate::block::{BlockId, TierId, Token};
 use crate::error::Result;
@@ -30,50 +30,50 @@ use crate::manager::kinds::LoadMode;
 use crate::manager::request::life::acquire::Acquire;
 use crate::manager::request::matching::residency_scan::Prefill;
 
-/// Tokens of a branch that are read.
+/// Maximum number of tokens read from a branch.
 const MOST_TOKENS: usize = 128 << 10;
 
-/// Children of the last common block among which the longest common prefix is looked for.
+/// Number of newest children of the last common block searched for the longest common prefix.
 const NEWEST: usize = 64;
 
-/// Scopes of the tenant that are looked at.
+/// Maximum number of scopes of the tenant searched.
 const MOST_SCOPES: usize = 64;
 
-/// Tokens of a branch that are reported.
+/// Maximum number of tokens reported per branch.
 const SHOWN: usize = 64;
 
-/// Share of the tokens after the parting, in tenths, from which a branch explains a miss.
+/// Minimum share of the tokens after the parting, in tenths, for a branch to explain a miss.
 const TENTHS: usize = 3;
 
-/// Question: a prompt and whose it is.
+/// Question: a prompt with its scope and session.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'a> {
     /// The prompt.
     pub tokens: &'a [Token],
     /// Scope within which its blocks are shared.
     pub scope: &'a Scope,
-    /// Name of the conversation it belongs to.
+    /// Name of its conversation.
     pub session: Option<&'a str>,
-    /// Most branches; with 0 none is copied, and no rest is `diverged`.
+    /// Maximum number of branches. With 0, no branch is copied, and no rest is `diverged`.
     pub limit: usize,
 }
 
 /// Cause of a miss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MissCause {
-    /// Nothing like it is cached.
+    /// No similar sequence is cached.
     New,
     /// The rest of the prompt recurs in a cached branch.
     Diverged,
-    /// It was cached and left.
+    /// It was cached and evicted.
     Evicted,
-    /// It is cached for another adapter or another digest of the same tenant.
+    /// It is cached for a different adapter or digest of the same tenant.
     OtherScope,
-    /// Its blocks are cached, and a group of layers lacks its windows or its state there.
+    /// Its blocks are cached, but a group of layers lacks its windows or its state there.
     NoResumePoint,
-    /// It is known, and no copy of it is complete yet.
+    /// It is known, but no copy is complete yet.
     NotStoredYet,
-    /// It is cached, and computing it is expected to be faster than loading it.
+    /// It is cached, but computing it is expected to be faster than loading it.
     Recomputed,
     /// The last block is not full.
     NotCacheable,
@@ -96,47 +96,48 @@ impl MissCause {
     }
 }
 
-/// Cached branch from which a prompt parted.
+/// Cached branch left by a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissBranch {
     /// Its tokens from the parting on, at most 64.
     pub tokens: Vec<Token>,
-    /// Tokens cached after the parting, at most 128 Ki.
+    /// Number of tokens cached after the parting, at most 128 Ki.
     pub cached: usize,
     /// Nanoseconds since the last use of its first block.
     pub idle: Nanos,
     /// The session that ends with it.
     pub session: Option<String>,
-    /// Tokens of the prompt after the parting that recur in it.
+    /// Number of tokens of the prompt after the parting that recur in it.
     pub recurring: usize,
 }
 
 /// Explanation of a miss.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Miss {
-    /// Tokens of the prompt.
+    /// Number of tokens of the prompt.
     pub tokens: usize,
-    /// Tokens found, by tier.
+    /// Number of tokens found, by tier.
     pub found: Vec<usize>,
-    /// Index of the first token that differs from the cached branches.
+    /// Index of the first token different from the cached branches.
     pub parted_at: Option<usize>,
-    /// Content key of the last block that the prompt has in common with them; None at a first block.
+    /// Content key of the last block shared by the prompt and the branches. `None` at a first
+    /// block.
     pub parting: Option<BlockKey>,
-    /// The branches there.
+    /// The branches at the parting.
     pub branches: Vec<MissBranch>,
-    /// Tokens after the match that were cached once.
+    /// Number of formerly cached tokens after the match.
     pub evicted: usize,
-    /// Tokens that are known and have no complete copy yet.
+    /// Number of known tokens without a complete copy yet.
     pub in_flight: usize,
-    /// Tokens after the match that another scope of the tenant has.
+    /// Number of tokens after the match cached in a different scope of the tenant.
     pub other_scope: usize,
-    /// Tokens of the match that are expected to be computed faster than loaded.
+    /// Number of tokens of the match expected to be computed faster than loaded.
     pub recomputed: usize,
     /// Ranges of computed tokens with their causes, in order.
     pub causes: Vec<(usize, usize, MissCause)>,
 }
 
-/// A miss whose branches are copied and not compared yet.
+/// A miss with copied branches, before their comparison.
 #[derive(Clone, Debug)]
 pub struct OpenMiss {
     miss: Miss,
@@ -144,17 +145,17 @@ pub struct OpenMiss {
     rest: Vec<Token>,
     /// Each branch from the parting on.
     branches: Vec<Vec<Token>>,
-    /// Tokens of the blocks that are known.
+    /// Number of tokens of known blocks.
     known: usize,
-    /// Tokens of full blocks.
+    /// Number of tokens of full blocks.
     full: usize,
 }
 
 impl Manager {
-    /// Copies all that explains why tokens of a prompt would be computed now.
+    /// Copies everything needed to explain why tokens of a prompt would be computed now.
     ///
     /// # Errors
-    /// As [`Manager::lookup`].
+    /// The errors of [`Manager::lookup`].
     pub fn miss(&mut self, asked: &Asked<'_>, now: Nanos) -> Result<OpenMiss> {
         self.open()?;
         let Asked { tokens, scope, .. } = *asked;
@@ -216,7 +217,8 @@ impl Manager {
         Ok(open)
     }
 
-    /// Blocks of a match that a request loads; those after a border of several groups are computed.
+    /// Number of blocks of a match loaded by a request. Blocks after a border of several groups are
+    /// computed.
     fn loaded_of(&self, usable: &[BlockId], asked: &Asked<'_>, now: Nanos) -> usize {
         if !self.points.several() {
             return usable.len();
@@ -226,7 +228,7 @@ impl Manager {
         self.choose_border(&ask, usable, now) as usize
     }
 
-    /// Counts the tokens of a match by tier, and the causes of those that are computed all the same.
+    /// Counts the tokens of a match by tier, and the causes of tokens that are still computed.
     fn explain_match(&self, usable: &[BlockId], asked: &Asked<'_>, now: Nanos, miss: &mut Miss) {
         let tokens = asked.tokens.len();
         let size = self.block_tokens();
@@ -268,8 +270,8 @@ impl Manager {
         cause(&mut miss.causes, from, from + more, MissCause::Recomputed);
     }
 
-    /// Tokens after a path that were cached once, in full blocks, up to the first that is not
-    /// remembered: later ghosts may be of another path.
+    /// Number of formerly cached tokens after a path, in full blocks, up to the first forgotten
+    /// block: later ghosts may be of a different path.
     fn once_cached(
         &self,
         scope: &Scope,
@@ -293,7 +295,7 @@ impl Manager {
         known * self.block_tokens()
     }
 
-    /// Tokens beyond `known` blocks that another adapter of the same tenant has cached.
+    /// Number of tokens beyond `known` blocks cached for a different adapter of the same tenant.
     fn elsewhere(&self, asked: &Asked<'_>, content: &[Token], known: usize) -> usize {
         let mut most = 0;
         let mut path = Vec::new();
@@ -308,7 +310,7 @@ impl Manager {
         most.saturating_sub(known) * self.block_tokens()
     }
 
-    /// First blocks of the branches after a path: of the request's session, the one with the longest
+    /// First blocks of the branches after a path: of the request's session, then with the longest
     /// common prefix, then the newest.
     fn candidates(
         &self,
@@ -330,7 +332,7 @@ impl Manager {
             .and_then(|session| self.sessions.tip(session))
             .and_then(|tip| self.at_depth(tip, known.len()))
             .filter(|&block| self.trie().parent(block) == known.last().copied());
-        // Of equal ones the newest, which comes first.
+        // Of equal prefixes the newest branch, which comes first.
         let closest = newest.iter().rev().max_by_key(|&&block| self.shared(block, rest));
         let mut chosen: Vec<BlockId> = own.into_iter().chain(closest.copied()).collect();
         chosen.dedup();
@@ -339,12 +341,12 @@ impl Manager {
                 chosen.push(block);
             }
         }
-        // Without branches the closest one still gives the parting.
+        // Without branches the closest branch still gives the parting.
         chosen.truncate(if asked.limit == 0 { 2 } else { asked.limit });
         chosen
     }
 
-    /// The block of a path at a depth, by a later block of it.
+    /// The block at a depth on the path to `block`.
     fn at_depth(&self, mut block: BlockId, depth: usize) -> Option<BlockId> {
         let depth = u32::try_from(depth).ok()?;
         if self.trie().depth(block) < depth {
@@ -360,7 +362,7 @@ impl Manager {
         }
     }
 
-    /// Leading tokens that a block shares with the rest of a prompt.
+    /// Number of leading tokens shared by a block and the rest of a prompt.
     fn shared(&self, block: BlockId, rest: &[Token]) -> usize {
         self.trie()
             .tokens(block)
@@ -370,7 +372,7 @@ impl Manager {
             .count()
     }
 
-    /// The tokens of a branch by its newest blocks that a scope may match, and its last block.
+    /// The tokens of a branch along its newest visible blocks, and its last block.
     fn follow(&self, scope: &Scope, first: BlockId) -> (Vec<Token>, BlockId) {
         let (size, mut tokens, mut block) = (self.block_tokens(), Vec::new(), first);
         loop {
@@ -394,8 +396,8 @@ impl Manager {
             && both.is_some_and(|(&ours, &theirs)| ours >= FIRST_DIGEST && theirs >= FIRST_DIGEST)
     }
 
-    /// Tokens of full blocks that a branch has in common with the rest of a prompt if digests are left
-    /// aside; 0 unless they part at a digest.
+    /// Number of tokens of full blocks shared by a branch and the rest of a prompt, ignoring
+    /// digests. 0 unless they part at a digest.
     fn other_digest(&self, rest: &[Token], branch: &[Token], shared: usize) -> usize {
         if !self.parts_at_digest(rest, branch, shared) {
             return 0;
@@ -429,7 +431,7 @@ impl Manager {
 }
 
 impl OpenMiss {
-    /// Compares the branches with the prompt, and gives every computed token its cause.
+    /// Compares the branches with the prompt, and assigns a cause to every computed token.
     #[must_use]
     pub fn close(self) -> Miss {
         let Self { mut miss, rest, branches, known, full } = self;
@@ -452,7 +454,7 @@ impl OpenMiss {
     }
 }
 
-/// Adds a range with a cause, to the last one if that goes on.
+/// Adds a range with a cause. Extends the last range if it continues.
 fn cause(causes: &mut Vec<(usize, usize, MissCause)>, from: usize, to: usize, why: MissCause) {
     if from >= to {
         return;

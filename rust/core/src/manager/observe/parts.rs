@@ -1,8 +1,9 @@
-//! Parts: what tiers have of each group of a sequence, and the borders that a number of parts resumes at.
+//! Parts: the parts of a sequence on the tiers by group, and the borders resumable from given
+//! parts.
 //!
-//! A shared store has a value per block and group. Before it is asked for those that no faster tier has,
-//! and after its answer, the rules are those of a match. Invariant: nothing changes. Cost: O(groups ·
-//! blocks).
+//! A shared store has a value per block and group. The store is queried only for parts missing on
+//! faster tiers, and before and after its answer, the rules of a match apply. Invariant: nothing
+//! changes. Cost: O(groups · blocks).
 
 use crate::block::{Part, Token};
 use crate::error::{Error, Result};
@@ -11,10 +12,11 @@ use crate::manager::Manager;
 use crate::scope::Scope;
 
 impl Manager {
-    /// Which known full blocks of a sequence each group has, or expects, on the first `tiers` tiers.
+    /// Whether each group has or expects each known full block of a sequence on the first `tiers`
+    /// tiers.
     ///
     /// # Errors
-    /// As [`Manager::lookup`].
+    /// The errors of [`Manager::lookup`].
     pub fn parts_above(
         &self,
         tokens: &[Token],
@@ -35,11 +37,11 @@ impl Manager {
         Ok((0..self.points.groups.len()).map(|group| has(group).collect()).collect())
     }
 
-    /// The longest border up to `most` blocks at which every group after the first has what a resume
-    /// needs, by the blocks that each of them has.
+    /// The longest border, up to `most` blocks, resumable in every group after the first with the
+    /// given blocks.
     ///
     /// # Errors
-    /// [`Error::Config`] for another number of groups, or fewer than `most` blocks of one.
+    /// [`Error::Config`] for a wrong number of groups, or fewer than `most` blocks of a group.
     pub fn longest_resume(&self, parts: &[Vec<bool>], most: usize) -> Result<u32> {
         let groups = self.points.groups.len() - 1;
         if parts.len() != groups || parts.iter().any(|blocks| blocks.len() < most) {
@@ -53,7 +55,7 @@ impl Manager {
         Ok(longest(&self.points.groups[1..], self.points.block_tokens, most, has))
     }
 
-    /// What a resume at the border after `border` blocks needs of each group after the first.
+    /// The needs of each group after the first for a resume after `border` blocks.
     #[must_use]
     pub fn resume_needs(&self, border: u32) -> Vec<Needed> {
         let points = &self.points;

@@ -1,7 +1,7 @@
 //! Reports: a tier's occupancy, and the queue of eviction events.
 //!
-//! Invariant: each event is returned once; when the queue is full the oldest is overwritten. Cost:
-//! O(1) per event.
+//! Invariant: each event is returned once. A full queue overwrites the oldest event. Cost: O(1) per
+//! event.
 
 use crate::block::{BlockId, Handle, Layers, LeaseId, Part, TierId, Token};
 use crate::error::Result;
@@ -16,18 +16,18 @@ use crate::manager::{Manager, TierStats};
 /// Occupancy of a tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Occupancy {
-    /// Slots in all.
+    /// Total number of slots.
     pub slots: u64,
     /// Slots that can be written at once.
     pub free: u64,
-    /// Slots without a holder that a store still reads.
+    /// Slots without a holder still being read by a store.
     pub coming: u64,
     /// Entries that can be victims now.
     pub evictable: u64,
 }
 
 impl Reason {
-    /// The name users read.
+    /// Name of the reason in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -47,13 +47,13 @@ pub struct Event {
     pub block: Handle,
     /// Layers that left.
     pub layers: Layers,
-    /// Tier that they left.
+    /// Tier they left.
     pub tier: TierId,
     /// Whether a copy remains.
     pub reason: Reason,
-    /// Event that made them leave.
+    /// Event that caused the eviction.
     pub cause: Cause,
-    /// Tier to which they are written back.
+    /// Destination of their write-back.
     pub to: Option<TierId>,
     /// Time since the last use.
     pub idle: Nanos,
@@ -71,7 +71,7 @@ impl Manager {
     #[must_use]
     pub fn occupancy(&self, tier: TierId) -> Occupancy {
         let space = self.blocks.space(tier);
-        // A page that no group has can be cut into slots of the first one.
+        // A page without a group can be cut into slots of the first group.
         let all = |arena: &Arena| u64::from(arena.room()) * u64::from(arena.per_page(0));
         Occupancy {
             slots: self.blocks.arena(tier).map_or(u64::from(space.capacity()), all),
@@ -81,29 +81,30 @@ impl Manager {
         }
     }
 
-    /// Runs of the trie: chains of blocks that share their values.
+    /// Number of runs of the trie: chains of blocks with shared values.
     #[doc(hidden)]
     #[must_use]
     pub fn run_count(&self) -> usize {
         self.trie().runs()
     }
 
-    /// Blocks in the trie, leases held, and calls with a time in the past.
+    /// Number of blocks in the trie, of leases held, and of calls with a time in the past.
     #[must_use]
     pub fn totals(&self) -> (usize, usize, u64) {
         (self.trie().len(), self.leases.len(), self.clock.clamped())
     }
 
-    /// Calls with a time far ahead of the latest one, which were served at the latest one.
+    /// Number of calls with a time too far in the future. They were served at the latest time.
     #[must_use]
     pub fn doubted(&self) -> u64 {
         self.clock.doubted()
     }
 
-    /// Takes the events: which layers left which tier, when, why and where to.
+    /// Takes the events: evicted layers with tier, time, reason and destination.
     ///
     /// # Errors
-    /// [`Error::Closed`](crate::error::Error::Closed) or [`Error::Invariant`](crate::error::Error::Invariant).
+    /// [`Error::Closed`](crate::error::Error::Closed) or
+    /// [`Error::Invariant`](crate::error::Error::Invariant).
     pub fn take_events(&mut self) -> Result<Vec<Event>> {
         self.open()?;
         Ok(self.events.drain(..).collect())
@@ -113,7 +114,8 @@ impl Manager {
     /// blocks still in the trie, in logical order.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::error::Error::Config) if the scope is known with another structure.
+    /// [`Error::Config`](crate::error::Error::Config) if the scope is known with a different
+    /// structure.
     pub fn sessions(&self, scope: &Scope) -> Result<Vec<(String, u32, Vec<Handle>)>> {
         self.open()?;
         let Some(id) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
@@ -125,7 +127,7 @@ impl Manager {
         Ok(mine.collect())
     }
 
-    /// The name of a lease's session, if it has one.
+    /// The name of a lease's session, or `None`.
     ///
     /// # Errors
     /// [`Error::Closed`](crate::error::Error::Closed).
@@ -135,7 +137,7 @@ impl Manager {
         Ok(name.and_then(|name| lease.scope.named(name)))
     }
 
-    /// The fastest tier with each layer of a block, or none.
+    /// The fastest tier with each layer of a block, or `None`.
     ///
     /// # Errors
     /// [`Error::Config`](crate::error::Error::Config) if the block is not cached.
@@ -147,11 +149,11 @@ impl Manager {
         Ok(self.all_layers().iter().map(of).collect())
     }
 
-    /// Which blocks of a sequence each group has or expects on any tier, of those up to the last one
-    /// that the first group has.
+    /// Whether each group has or expects each block of a sequence on any tier, up to the last block
+    /// of the first group.
     ///
     /// # Errors
-    /// As [`Manager::lookup`].
+    /// The errors of [`Manager::lookup`].
     #[doc(hidden)]
     pub fn group_map(&self, tokens: &[Token], scope: &Scope) -> Result<Vec<Vec<bool>>> {
         self.open()?;
@@ -168,13 +170,13 @@ impl Manager {
         Ok(std::iter::once(first).chain(others).collect())
     }
 
-    /// Slots of each group on a tier; none of a model with one group.
+    /// Slots of each group on a tier. Empty for a model with a single group.
     #[must_use]
     pub fn group_slots(&self, tier: usize) -> Vec<GroupSlots> {
         self.blocks.group_slots(tier)
     }
 
-    /// Queues an event of layers that leave a tier.
+    /// Queues an event for layers leaving a tier.
     pub(crate) fn record(&mut self, evicted: &Evicted, block: BlockId, idle: Nanos, at: Nanos) {
         let Evicted { tier, layers, reason, cause, .. } = *evicted;
         if self.settings.events == 0 {

@@ -1,7 +1,7 @@
 //! Snapshot: the whole state as text, for comparison: equal states give equal bytes.
 //!
-//! Invariant: clock and counters are left out, so that a refused call does not change it. Cost:
-//! O(everything).
+//! Invariant: clock and counters are excluded, so a refused call does not change the snapshot.
+//! Cost: O(everything).
 
 use std::fmt::Write;
 

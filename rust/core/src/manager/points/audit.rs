@@ -1,6 +1,6 @@
-//! Audit of resume points: points, links, holds and slots are counted again from scratch.
+//! Audit of resume points: counts points, links, holds and slots again from scratch.
 //!
-//! Invariant: nothing changes. Cost: O(everything); tests call it after each operation.
+//! Invariant: nothing changes. Cost: O(everything), so only tests call it after each operation.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,8 @@ use crate::transfer::End;
 type Holds = FxHashMap<Part, u16>;
 
 impl Manager {
-    /// Points, links and holds agree with each other, with the leases and with the moves in flight.
+    /// Checks that points, links and holds agree with each other, with the leases and with the
+    /// moves in flight.
     pub(in crate::manager) fn audit_points(&self, broken: &mut Vec<String>) {
         let points = &self.points;
         self.audit_links(points, broken);
@@ -36,7 +37,7 @@ impl Manager {
         }
     }
 
-    /// How often points and pins hold a block in a group on a tier.
+    /// Number of holds by points and pins on a tier, by part.
     fn point_holds(&self, tier: TierId, points: &Points, broken: &mut Vec<String>) -> Holds {
         let mut holds = Holds::default();
         for (block, point) in points.all().filter(|(_, point)| point.tiers >> tier & 1 == 1) {
@@ -54,7 +55,7 @@ impl Manager {
         holds
     }
 
-    /// Adds what leases hold on the first tier.
+    /// Adds the holds of leases on the first tier.
     fn count_leases(&self, holds: &mut Holds, live: &mut [u64], broken: &mut Vec<String>) {
         let Some(arena) = self.blocks.arena(0) else { return };
         for lease in self.leases.values() {
@@ -74,7 +75,8 @@ impl Manager {
         }
     }
 
-    /// Residencies, holds and slots of a tier agree; `live` are the slots that no block has.
+    /// Checks that residencies, holds and slots of a tier agree. `live` is the number of slots
+    /// without a block, by group.
     fn audit_groups(
         &self,
         tier: TierId,
@@ -122,7 +124,7 @@ impl Manager {
         broken.extend(ended.map(|id| format!("move {id} has ended and drains a page")));
     }
 
-    /// Links of the points.
+    /// Checks the links of the points.
     fn audit_links(&self, points: &Points, broken: &mut Vec<String>) {
         let marked = self.living().filter(|&block| points.has(block)).count();
         if marked != points.at.len() {

@@ -1,8 +1,8 @@
-//! Borders that hints name and at which no tier has yet all that a resume needs.
+//! Borders named by hints before any tier has all their needs.
 //!
-//! Such a border waits by the content key of the block before it: the next request whose tokens reach
-//! it gets it as a border of its pass. Invariant: no scope has more than [`MOST_NAMED`]. Cost: while
-//! borders of its scope wait, one hash per block of a request.
+//! A named border waits by the content key of its last block. The next request with these tokens
+//! gets it as a border of its pass. Invariant: no scope has more than [`MOST_NAMED`]. Cost: while
+//! borders of its scope wait, a hash per block of a request.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,10 +11,10 @@ use crate::manager::Manager;
 use crate::record::BlockKey;
 use crate::scope::Scope;
 
-/// Bound of the borders of a scope that wait.
+/// Maximum number of waiting borders of a scope.
 pub(crate) const MOST_NAMED: usize = 4096;
 
-/// Borders that wait, by the key of their scope.
+/// Waiting borders, by the key of their scope.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NamedBorders(BTreeMap<BlockKey, BTreeSet<BlockKey>>);
 
@@ -38,7 +38,7 @@ impl NamedBorders {
 }
 
 impl Manager {
-    /// The borders that wait among those of a prompt, in blocks, ascending.
+    /// The waiting borders of a prompt, in blocks, ascending.
     pub(crate) fn named_borders(&self, scope: &Scope, tokens: &[Token]) -> Vec<u32> {
         if self.points.named.0.is_empty() {
             return Vec::new();
@@ -49,7 +49,7 @@ impl Manager {
         (1..).zip(keys).filter(|(_, key)| waiting.contains(key)).map(|(border, _)| border).collect()
     }
 
-    /// Ends the wait of the border after a block, which becomes a point. Returns whether a hint named
+    /// Ends the wait of the border after a block that becomes a point. Returns whether a hint named
     /// it.
     pub(crate) fn take_named(&mut self, block: BlockId) -> bool {
         if self.points.named.0.is_empty() {

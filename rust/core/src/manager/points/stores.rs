@@ -1,7 +1,7 @@
-//! Stores of resume points that wait for a shared tier, and what ends them.
+//! Stores of resume points waiting for a shared tier: the events that end them.
 //!
-//! `moves::shared_stores` begins them. Invariant: the parts that are held for a store are released with it.
-//! Cost: O(path) per call on a tier above a shared one, and a look elsewhere.
+//! `moves::shared_stores` starts them. Invariant: the parts held for a store are released with it.
+//! Cost: O(path) per call on a tier above a shared tier, and a comparison elsewhere.
 
 use crate::block::{BlockId, Part, Place, TierId};
 use crate::manager::Manager;
@@ -10,7 +10,7 @@ use crate::manager::moves::shared_stores::SharedStore;
 use crate::manager::request::matching::path::path_border;
 
 impl Manager {
-    /// Ends the store of a resume point that waits, if it does, and releases the parts that are held for it.
+    /// Ends the waiting store of a resume point, if any, and releases its held parts.
     pub(in crate::manager) fn end_point_store(&mut self, tier: TierId, block: BlockId) {
         if self.shared_stores.is_empty() {
             return;
@@ -20,7 +20,7 @@ impl Manager {
         }
     }
 
-    /// Ends the store for which a tier holds a part of a block, which it has lost.
+    /// Ends the store that holds a lost part of a block on a tier.
     pub(in crate::manager) fn end_store_of(&mut self, tier: TierId, part: Part) {
         if let Some(SharedStore { tier: from, block, .. }) = self.shared_stores.first()
             && from + 1 == tier
@@ -30,8 +30,8 @@ impl Manager {
         }
     }
 
-    /// Drops the store of a point that leaves a tier above a shared one, and counts what the shared tier
-    /// was still to get.
+    /// Drops the store of a point leaving a tier above a shared tier, and counts the parts still
+    /// missing on the shared tier.
     pub(in crate::manager) fn drop_point_store(
         &mut self,
         tier: TierId,
@@ -51,7 +51,8 @@ impl Manager {
         self.end_point_store(tier, block);
     }
 
-    /// Whether a store to a shared tier reads what a resume point of a tier needs: it cannot leave then.
+    /// Whether a store to a shared tier reads a part of a tier's resume point. The point cannot
+    /// leave then.
     pub(in crate::manager) fn read_for_shared(&self, tier: TierId, block: BlockId) -> bool {
         if !self.tiers.above_shared(tier) {
             return false;

@@ -1,10 +1,10 @@
-//! Uses for policies that learn: the last one of each block, the turns of conversations, and lives.
+//! Uses for learning policies: each block's last use, the turns of conversations, and lives.
 //!
-//! Blocks of one run that a request uses have one use: it is written once for all of them, and what
-//! differs from block to block, the weight, is computed when the block may leave. Invariant: a block of
-//! the trie has its last use from its insertion on; a request uses a block once. Cost: nothing where no
-//! policy learns; otherwise a fill of ten bytes per block that a request uses, a hash of three tokens
-//! for new ones and of all tokens for those that are sampled.
+//! Blocks of a run used by a request share a use, written once for all of them. The weight differs
+//! between blocks, and is computed at eviction. Invariant: a block of the trie has its last use
+//! from its insertion on, and a request uses a block once. Cost: nothing if no policy learns.
+//! Otherwise a fill of ten bytes per used block, a hash of three tokens per new block, and a hash
+//! of all tokens per sampled block.
 
 use std::ops::Range;
 
@@ -21,18 +21,18 @@ use crate::manager::node::Node;
 use crate::manager::policy_feed::RequestContext;
 use crate::manager::settings::Settings;
 
-/// Bit that the classes of sampled blocks have.
+/// Bit set in the classes of sampled blocks.
 const SAMPLED: u8 = 1 << 7;
 
-/// Sampled blocks whose lives are prefetched together.
+/// Number of sampled blocks with lives prefetched together.
 const TOGETHER: usize = 16;
 
-/// The request that used a block last, and the path that it used.
+/// Last request that used a block, and the path it used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Use {
     /// Number of the request, modulo 2^32.
     request: u32,
-    /// Blocks before the unshared suffix that the block ended then.
+    /// Number of blocks before the unshared suffix that ended at the block then.
     start: u32,
 }
 
@@ -40,17 +40,18 @@ struct Use {
 #[derive(Debug)]
 pub(super) struct Uses {
     latest: PagedVec<Use>,
-    /// Classes of the lives that began with the last uses, and [`SAMPLED`].
+    /// Classes of the lives begun by the last uses, with [`SAMPLED`].
     classes: PagedVec<u8>,
-    /// The turns that stored the blocks.
+    /// Turns of the requests that stored the blocks.
     turns: PagedVec<u8>,
-    /// Of each tier whose policy learns.
+    /// Lives per tier with a learning policy.
     lives: Vec<(TierId, Lives)>,
     sampling: Sampling,
 }
 
 impl Uses {
-    /// Empty, for these tiers of a model with one group or `several`; none if no policy learns.
+    /// Empty tables for these tiers of a model with a single group or `several`, or `None` if no
+    /// policy learns.
     pub(super) fn new(tiers: &[Tier], several: bool) -> Option<Self> {
         let learning = tiers.iter().enumerate();
         let learning = learning.filter(|(_, tier)| tier.eviction.needs(Needs::REUSE));
@@ -68,12 +69,12 @@ impl Uses {
         })
     }
 
-    /// The turn that stored a block.
+    /// Turn of the request that stored a block.
     pub(super) fn turn(&self, block: BlockId) -> u8 {
         self.turns[block]
     }
 
-    /// The last use of a block at this depth; a default one where no use was recorded.
+    /// The last use of a block at this depth, or a default without a recorded use.
     pub(super) fn last_use(&self, block: BlockId, depth: u32, settings: &Settings) -> LastUse {
         let Some(&Use { request, start }) = self.latest.get(block) else {
             return LastUse::default();
@@ -85,8 +86,7 @@ impl Uses {
         LastUse { request, weight, class: self.classes[block] & !SAMPLED, turn: self.turns[block] }
     }
 
-    /// Number of the blocks directly before `last` in this range that have its last use, as far as they
-    /// are in one page.
+    /// Number of blocks directly before `last` in this range with an equal last use, within a page.
     pub(super) fn alike(&self, before: Range<BlockId>, last: BlockId) -> u32 {
         let page = u32::try_from(PAGE).expect("a small number");
         let first = before.start.max(before.end.saturating_sub(1) / page * page);
@@ -99,19 +99,18 @@ impl Uses {
         u32::try_from(number).expect("at most a page")
     }
 
-    /// Whether one turn stored all of these blocks; false if they are in two pages.
+    /// Whether these blocks were stored in a single turn. False if they span two pages.
     pub(super) fn one_turn(&self, blocks: Range<BlockId>) -> bool {
         let turns = self.turns.stretch(blocks.start, blocks.end);
         turns.len() == blocks.len() && turns.iter().all(|turn| *turn == turns[0])
     }
 
-    /// The next of these blocks that a request has not used yet, as far as they are in one page;
-    /// an empty range if the first ones are used.
+    /// The next of these blocks unused by a request, within a page. Empty if all of them are used.
     fn unused(&self, blocks: Range<BlockId>, request: u32) -> Range<BlockId> {
         let page = self.latest.stretch(blocks.start, blocks.end);
         let used = |latest: &Use| latest.request == request;
         let number = |length: usize| u32::try_from(length).expect("at most a page");
-        // Mostly none is used. Without an early end the compiler compares several at once.
+        // Usually no block is used. Without an early exit the compiler vectorises the comparison.
         if !page.iter().fold(false, |any, latest| any | used(latest)) {
             return blocks.start..blocks.start + number(page.len());
         }
@@ -121,8 +120,8 @@ impl Uses {
         first..first + number(length)
     }
 
-    /// Replaces a block's last use by the request that will use it, unless another one is announced that
-    /// is sooner. Returns whether it does.
+    /// Replaces a block's last use by an expected request, unless a sooner request is already
+    /// expected. Returns whether it was replaced.
     pub(super) fn expect(
         &mut self,
         block: BlockId,
@@ -142,7 +141,8 @@ impl Uses {
         true
     }
 
-    /// Records that a request uses consecutive blocks of a run again, which are in one page.
+    /// Records that a request uses consecutive blocks of a run again. The blocks must be in the
+    /// same page.
     fn use_again(&mut self, blocks: Range<BlockId>, latest: Use, classes: Classes) {
         let Classes { class, last } = classes;
         self.latest.fill(blocks.start, blocks.end, &latest);
@@ -155,7 +155,8 @@ impl Uses {
         }
     }
 
-    /// Records the first use of consecutive blocks of a run with these tokens, the first one at `depth`.
+    /// Records the first use of consecutive blocks of a run. `text` has their tokens, and `depth`
+    /// is the first block's depth.
     fn use_first(
         &mut self,
         blocks: Range<BlockId>,
@@ -188,11 +189,11 @@ impl Uses {
         }
     }
 
-    /// The first of these blocks that is sampled, as far as they are in one page; otherwise the end.
+    /// The first sampled block, within a page, or the end of the searched blocks.
     fn first_sampled(&self, blocks: Range<BlockId>) -> BlockId {
         let page = self.classes.stretch(blocks.start, blocks.end);
         let number = |length: usize| u32::try_from(length).expect("at most a page");
-        // Few are sampled: eight are looked at together.
+        // Few blocks are sampled, so eight are checked together.
         let (eights, rest) = page.as_chunks::<8>();
         let some = |eight: &[u8; 8]| u64::from_le_bytes(*eight) & u64::from_le_bytes([SAMPLED; 8]);
         if let Some(at) = eights.iter().position(|eight| some(eight) != 0) {
@@ -202,16 +203,17 @@ impl Uses {
         blocks.start + number(page.len() - rest.len() + at)
     }
 
-    /// Counts the lives of those of consecutive blocks that are sampled, which a request uses for the
-    /// first time. On a tier below one that serves the block no reuse ends its life: the tier could
-    /// have evicted it without a loss.
+    /// Counts the lives of the sampled blocks among consecutive blocks at a request's first use.
+    ///
+    /// Reuse served by a higher tier does not end a life on the tiers below: they could have
+    /// evicted the block without a loss.
     fn sample(&mut self, known: &Blocks<Node>, seed: u64, blocks: Range<BlockId>, request: u64) {
         let mut rest = blocks;
         while !rest.is_empty() {
             let mut prints = [(0, 0); TOGETHER];
             let mut number = 0;
             while number < TOGETHER && !rest.is_empty() {
-                // The blocks that are looked at together end with a page.
+                // The blocks checked together end with a page.
                 rest.start = self.first_sampled(rest.clone());
                 let block = rest.start;
                 if block < rest.end && self.classes[block] & SAMPLED != 0 {
@@ -238,7 +240,7 @@ impl Uses {
     }
 }
 
-/// Class of the use of consecutive blocks, and of the last of them if that differs.
+/// Class of the use of consecutive blocks. `last` is the class of their last block if it differs.
 #[derive(Clone, Copy)]
 struct Classes {
     class: u8,
@@ -246,8 +248,8 @@ struct Classes {
 }
 
 impl RequestContext {
-    /// The class of its use of blocks with `uses` earlier uses, and of its last block if that is
-    /// the one before `end`.
+    /// Classes of the request's use of blocks with `uses` earlier uses, the last of them before
+    /// `end`.
     fn classes(self, end: u32, uses: u32) -> Classes {
         let last = (end == self.blocks).then(|| class_of(self.run, uses, true));
         Classes { class: class_of(self.run, uses, false), last }
@@ -255,8 +257,8 @@ impl RequestContext {
 }
 
 impl Manager {
-    /// Turn of a request for these tokens, of which `path` was found: one more than that of the path
-    /// that is known, if it extends that.
+    /// Turn of a request for these tokens with the found path `path`: the turn of the known path,
+    /// plus 1 if the request extends it.
     pub(crate) fn next_turn(
         &self,
         scope: Option<ScopeId>,
@@ -269,7 +271,7 @@ impl Manager {
         let (mut known, mut turn) = (path.len(), 0);
         if let Some(scope) = scope {
             let known_scope = self.scopes.get(scope);
-            // Blocks that the plan computes again though they are here.
+            // Skip resident blocks that the plan recomputes.
             while let Some(block) = (known < all)
                 .then(|| &tokens[known * size..(known + 1) * size])
                 .and_then(|tokens| self.trie().child(known_scope.root, last, tokens))
@@ -279,7 +281,7 @@ impl Manager {
             turn = last.map_or(0, |block| uses.turn(block));
             if known < all && self.feed.has_ghosts() {
                 let rest = &tokens[known * size..all * size];
-                // The deepest block that is known decides, so the search begins at the end.
+                // The deepest known block decides, so search from the end.
                 let mut end = all;
                 for slice in self.trie().slices(known_scope.seed, last, rest).rev() {
                     if let Some((place, ghost)) = self.feed.last_ghost(&slice) {
@@ -294,7 +296,7 @@ impl Manager {
         turn.saturating_add(u8::from(known < all)).min(7)
     }
 
-    /// Counts a request, and passes new estimates of reuse to the policies that learn.
+    /// Counts a request, and passes new estimates of reuse to learning policies.
     pub(crate) fn pass_request(&mut self) {
         let Some(uses) = &mut self.feed.uses else { return };
         for (tier, lives) in &mut uses.lives {
@@ -303,7 +305,7 @@ impl Manager {
         }
     }
 
-    /// The request that is served uses blocks of one path, whose uses are counted already.
+    /// Records that the current request uses blocks of a path. Their uses are already counted.
     pub(crate) fn use_cached(&mut self, path: &[BlockId]) {
         let Self { feed, blocks, scopes, .. } = self;
         let (Some(uses), Some(&first)) = (&mut feed.uses, path.first()) else { return };
@@ -311,7 +313,7 @@ impl Manager {
         let seed = scopes.get(trie.value(first).scope).seed;
         let (mut depth, mut start) = (trie.depth(first), None);
         for (run, node) in trie.along(path) {
-            // Along a chain without a branch the start stays.
+            // Along a chain without a branch the start stays equal.
             start = start.filter(|_| trie.only_child(run.start)).or(Some(trie.start(run.start)));
             let latest = Use { request, start: start.unwrap_or_default() };
             let mut rest = run.clone();
@@ -330,9 +332,8 @@ impl Manager {
         }
     }
 
-    /// Blocks of one path were added to the trie. `ghosts` are those that they had, for consecutive
-    /// blocks, 0 for none; `requested` is false if no request uses them because their bytes come from
-    /// elsewhere.
+    /// Records new blocks of a path. `ghosts` has the ghosts of consecutive blocks, 0 for none.
+    /// `requested` is false for restored blocks, which no request uses.
     pub(crate) fn use_new(&mut self, added: &[BlockId], ghosts: &[(usize, u32)], requested: bool) {
         let Self { feed, blocks, scopes, .. } = self;
         let (Some(uses), Some(&first)) = (&mut feed.uses, added.first()) else { return };
@@ -365,7 +366,7 @@ impl Manager {
     }
 }
 
-/// The lower half of a request's number.
+/// The lower half of a request number.
 fn low(request: u64) -> u32 {
     u32::try_from(request & u64::from(u32::MAX)).expect("masked")
 }
@@ -377,7 +378,8 @@ mod tests {
     use super::{PAGE, SAMPLED, Sampling, Use, Uses};
     use crate::paged_vec::PagedVec;
 
-    /// Uses of the blocks around the end of a page, where each block has one of two requests.
+    /// Uses of the blocks around the end of a page: each block was used by the first or the second
+    /// request.
     fn uses(bits: &[(bool, bool)]) -> (Uses, u32) {
         let (mut latest, mut classes) = (PagedVec::new(Use::default()), PagedVec::new(0));
         let first = u32::try_from(PAGE - bits.len() / 2).expect("a page");
@@ -398,7 +400,7 @@ mod tests {
     }
 
     proptest! {
-        /// Stretches of blocks are found as they are block by block.
+        /// Searches of stretches find the same blocks as a search block by block.
         #[test]
         fn stretches_are_those_of_single_blocks(
             bits in prop::collection::vec((prop::bool::weighted(0.2), prop::bool::weighted(0.1)), 1..90),

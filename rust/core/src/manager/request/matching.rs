@@ -1,4 +1,4 @@
-//! Matching: what of a prompt is there, and where a request goes on.
+//! Matching: the cached prefix of a prompt, and the border where a request resumes.
 
 pub(in crate::manager) mod borders;
 pub(in crate::manager) mod lookup;

@@ -1,4 +1,4 @@
-//! Restarts: what outlives the manager, and residencies that are set without a request.
+//! Restarts: persistent state of the manager, and residencies set without a request.
 
 pub(in crate::manager) mod clear;
 pub(in crate::manager) mod digests;

@@ -1,4 +1,4 @@
-//! Slots of requests: those a lease writes next, those it holds in each group, and room for them.
+//! Slots of requests: the next slots of a lease, its held slots in each group, and room for them.
 
 pub(in crate::manager) mod ahead;
 pub(in crate::manager) mod bind;

@@ -1,8 +1,8 @@
-//! Clean copies first: in host memory above a shared tier, copies that the shared tier has too leave
-//! before dirty ones, which are dropped: no victim waits for a shared store.
+//! Clean copies first: in host memory above a shared tier, clean copies leave before dirty copies,
+//! which are dropped. No victim waits for a shared store.
 //!
-//! Invariant: victims of one kind leave in order of value. Cost: at most `MOST_PASSED` links and
-//! unlinks per call more than in order of value.
+//! Invariant: clean victims leave in order of value, and so do dirty victims. Cost: at most
+//! `MOST_PASSED` more links and unlinks per call than in order of value.
 
 use crate::block::{BlockId, TierId};
 use crate::policy::Entry;
@@ -12,10 +12,10 @@ use crate::time::{Nanos, stamp};
 use crate::manager::Manager;
 use crate::manager::evict::set::EvictionSet;
 
-/// Dirty copies that are passed over per call; after them victims leave in order of value.
+/// Maximum number of skipped dirty copies per call. After them victims leave in order of value.
 const MOST_PASSED: usize = 64;
 
-/// Dirty copies that wait for the clean ones to leave.
+/// Dirty copies skipped until the clean copies have left.
 #[derive(Debug, Default)]
 pub(super) struct Passed(Option<Vec<Entry>>);
 
@@ -28,14 +28,14 @@ impl Passed {
 }
 
 impl Manager {
-    /// Begins to pass over dirty copies of a tier, if it is host memory above a shared tier. A preview
-    /// of the tier is for its dirty copies, which it writes.
+    /// Starts to skip dirty copies of a tier, if it is host memory above a shared tier. A preview
+    /// of the tier skips nothing, because it writes the dirty copies.
     pub(super) fn pass_dirty(&self, set: &EvictionSet, tier: TierId) -> Passed {
         let host = self.tiers[tier].spec.kind == Kind::Host && self.tiers.above_shared(tier);
         Passed((host && set.preview != Some(tier)).then(Vec::new))
     }
 
-    /// The linked entry of a tier that leaves next.
+    /// The next linked entry to leave a tier.
     #[inline]
     pub(super) fn next_victim(
         &mut self,
@@ -50,7 +50,7 @@ impl Manager {
         self.tiers[tier].eviction.victim(stamp(now))
     }
 
-    /// The same, a clean one if there is one.
+    /// The next linked entry to leave a tier, preferably a clean copy.
     fn next_clean(
         &mut self,
         set: &mut EvictionSet,
@@ -72,7 +72,7 @@ impl Manager {
         self.tiers[tier].eviction.victim(stamp(now))
     }
 
-    /// Whether the shared tier has what an entry of a tier is of: a resume point, or a block.
+    /// Whether the shared tier has the resume point or the block of an entry.
     fn leaves_clean(&self, tier: TierId, block: BlockId) -> bool {
         if self.points.has_on(tier, block) {
             return self.points.has_on(tier + 1, block);
@@ -80,7 +80,7 @@ impl Manager {
         self.blocks.is_clean(tier, block)
     }
 
-    /// Links the dirty copies again that were passed over.
+    /// Links the skipped dirty copies again.
     pub(super) fn end_passing(&mut self, set: &mut EvictionSet, tier: TierId, passed: &mut Passed) {
         for entry in passed.0.take().unwrap_or_default() {
             if self.points.several() {
@@ -91,8 +91,8 @@ impl Manager {
         }
     }
 
-    /// Links a block again that was passed over, unless it has left in the set's view, or the block
-    /// after it, which exposed it: one with a resume point may have blocks after it.
+    /// Links a skipped block again, unless it or its exposing child has left in the set's view. A
+    /// block with a resume point may have children.
     fn put_again(&mut self, set: &mut EvictionSet, tier: TierId, block: BlockId) {
         let layers = self.view(set, tier, block);
         let there = !layers.is_empty() || self.points.has_on(tier, block);

@@ -1,7 +1,7 @@
-//! Decisions: how each victim of an eviction set leaves its tier.
+//! Decisions: the fate of each victim of an eviction set.
 //!
-//! Invariant: a decision changes the set alone; room on the tier below is made in the same set. Cost:
-//! O(tiers) per victim, and what room below costs.
+//! Invariant: a decision changes only the set, and room on the tier below is made in the same set.
+//! Cost: O(tiers) per victim, plus the cost of room below.
 
 use crate::block::{BlockId, Layers, Structure, TierId};
 use crate::policy::Entry;
@@ -12,19 +12,19 @@ use crate::manager::Manager;
 use crate::manager::evict::set::{EvictionSet, Fate, Victim};
 use crate::manager::settings::DropOrder;
 
-/// Slots that a store to the tier below needs, and layers that it brings.
+/// Slots needed for a store to the tier below, and the stored layers.
 struct StoreBelow {
     slots: u64,
-    /// The layers that the tier has then.
+    /// Layers on the tier below after the store.
     joined: Layers,
 }
 
 impl Manager {
-    /// Decides how one block leaves, and adds it if it can.
+    /// Decides the fate of a block, and adds it if it can leave.
     pub(super) fn decide(&mut self, set: &mut EvictionSet, tier: TierId, entry: Entry, now: Nanos) {
         let block = entry.id;
         if self.points.has_on(tier, block) {
-            // Slots that a store to a shared tier reads are promised to no one.
+            // Slots being read by a store to a shared tier cannot be promised.
             if self.read_for_shared(tier, block) {
                 return;
             }
@@ -33,39 +33,40 @@ impl Manager {
             self.add_point_victim(set, tier, block, copied, true);
             return;
         }
-        // A write-back ahead must not push out a copy of a block that it would write again: for
-        // ever.
+        // A write-back ahead must not push out a copy of a block it would then write again,
+        // forever.
         let ahead = set.preview.is_some_and(|at| at < tier && !self.expected(at, block).is_empty());
         if ahead {
             return;
         }
-        // A request that found it only on its way to a shared tier would wait for that store.
+        // A request that finds the block only in flight to a shared tier would wait for the store.
         let stored = |at: TierId| self.arrival(at, block).is_some_and(|it| !it.moves.is_empty());
         if self.tiers.above_shared(tier) && stored(tier + 1) {
             return;
         }
         let have = self.view(set, tier, block);
         if self.residency(tier, block).state == ResidencyState::Bad {
-            // Bad bytes: nothing is lost, nothing can be written.
+            // Bad bytes: nothing is lost, and nothing can be written.
             self.add_victim(set, Victim::one(tier, block, have, Fate::Clean));
             return;
         }
         let out = self.next_out(tier, block, have);
-        // The dirty layers are not one range, so no store can write them.
+        // The dirty layers are not a single range, so no store can write them.
         let Some(dirty) = self.dirty(set, tier, block, out) else {
             self.drop_whole(set, tier, block, have);
             return;
         };
-        // Another tier has the same layers.
+        // A second tier has the same layers.
         if dirty.is_empty() {
             self.add_victim(set, Victim::one(tier, block, out, Fate::Clean));
             return;
         }
-        // A block that cannot be dropped, for a child in flight, is still written.
+        // A block that cannot be dropped because of a child in flight is still written.
         if set.dropping && self.drop_whole(set, tier, block, have) {
             return;
         }
-        // Recursion: victims of the tier below are decided in the same set, and must not be this block.
+        // Recursion: victims of the tier below are decided in the same set, and must not be this
+        // block.
         set.moving.push(block);
         let store = self.store_below(set, tier, block, dirty);
         let store = store.filter(|store| self.room(set, tier + 1, &[store.slots], now));
@@ -75,13 +76,13 @@ impl Manager {
             set.taken.remove(&(tier + 1, block));
             self.add_victim(set, Victim::one(tier, block, out, Fate::Demote(dirty)));
         } else {
-            // Without a copy below the order of dropping holds, not that of demoting.
+            // Without a copy below, the order of dropping applies, not the order of demoting.
             let single = tier == self.tiers.last();
             self.drop_whole(set, tier, block, if single { out } else { have });
         }
     }
 
-    /// The part of `out` that is resident nowhere else; `None` if it is not one range.
+    /// The part of `out` resident on no sufficient tier, or `None` if it is not a single range.
     pub(super) fn dirty(
         &self,
         set: &EvictionSet,
@@ -93,9 +94,11 @@ impl Manager {
             .try_fold(out, |left, other| left.without(self.usable_view(set, other, block)))
     }
 
-    /// Tiers whose copy of a victim of a tier is enough. On the lowest tier a copy above counts too:
-    /// dropping this one loses nothing. So it is above a shared tier, to which no victim is written, and
-    /// with several groups, where a copy above is stored when its resume point leaves.
+    /// Tiers with a sufficient copy for a clean eviction.
+    ///
+    /// On the lowest tier a copy above is sufficient too: dropping this copy loses nothing. The
+    /// same applies above a shared tier, because no victim is written there, and with several
+    /// groups, where a copy above is stored when its resume point leaves.
     pub(super) fn covering(
         &self,
         set: &EvictionSet,
@@ -108,8 +111,8 @@ impl Manager {
         upper.chain(tier + 1..self.tiers.len())
     }
 
-    /// Whether layers save computation. Missing layers above them are computed through all below,
-    /// so they do only if every layer above is resident somewhere.
+    /// Whether layers save computation. Computing a missing layer computes all layers below it, so
+    /// they do only if every layer above is resident somewhere.
     pub(crate) fn saves_compute(
         &self,
         layers: Layers,
@@ -120,7 +123,7 @@ impl Manager {
         self.settings.drop_order == DropOrder::Seed || left.is_some_and(Layers::is_empty)
     }
 
-    /// The store that writes a victim one tier down, if it may be written.
+    /// The store that writes a victim to the next tier, if allowed.
     fn store_below(
         &mut self,
         set: &mut EvictionSet,
@@ -130,8 +133,8 @@ impl Manager {
     ) -> Option<StoreBelow> {
         let node = *self.node(block);
         let spec = &self.tiers[tier].spec;
-        // A block used too rarely, or refused by the tier below, is not worth a store.
-        // A block that is on the way to one that is written serves the same resume points.
+        // A rarely used block, or a block refused by the tier below, is not worth a store. The
+        // parent of a written block serves the same resume points.
         let follows = |child| set.added.contains_key(&(tier + 1, child));
         let worth = node.uses >= spec.admit_after
             && self.refused.may_write(block, tier + 1)
@@ -139,32 +142,32 @@ impl Manager {
         if tier == self.tiers.last() || spec.write == Write::Never || !worth {
             return None;
         }
-        // A victim's slot must not wait for a shared store; written ahead, the copy stays.
+        // A victim's slot must not wait for a shared store. For a write ahead, the copy stays.
         if set.preview != Some(tier) && self.tiers.above_shared(tier) {
             return None;
         }
         let below = tier + 1;
         let there = self.view(set, below, block);
-        // New layers cannot join bad ones, nor slots that a failed move may still write.
+        // New layers cannot join bad layers, nor slots that a failed move may still write.
         if self.residency(below, block).state == ResidencyState::Bad || self.stuck(below, block) {
             return None;
         }
-        // A tier keeps one range of layers per block.
+        // A tier keeps a single range of layers per block.
         let joined = there.join(dirty)?;
-        // A store whose layers no request could use would push out useful ones.
+        // A store of layers useless to requests would push out useful layers.
         if !self.saves_compute(joined, |other| self.usable_view(set, other, block)) {
             return None;
         }
-        // Its copy below grows: it must not be evicted for itself.
+        // Its copy below grows, so it must not be evicted for itself.
         self.take_out(set, below, block);
-        // A slot that holds part of the block has room for the rest.
+        // A slot with part of the block has room for the rest.
         let one_slot = !self.tiers[below].spec.layer_slots;
         let slots = if one_slot && !there.is_empty() { 0 } else { self.tiers.units(below, dirty) };
         Some(StoreBelow { slots, joined })
     }
 
     /// Adds `out` of a last copy to the victims. A leaf-only block leaves all tiers at once, since
-    /// no part of it would be of use. Returns whether it could be dropped.
+    /// a part of it is useless. Returns whether it could be dropped.
     pub(super) fn drop_whole(
         &mut self,
         set: &mut EvictionSet,
@@ -172,12 +175,12 @@ impl Manager {
         block: BlockId,
         out: Layers,
     ) -> bool {
-        // Holes leave their children usable; a preview decides on one tier only.
+        // Holes leave their children usable, and a preview decides on a single tier.
         if set.preview == Some(tier) || self.structure(block) == Structure::Holes {
             self.add_victim(set, Victim::one(tier, block, out, Fate::Drop));
             return true;
         }
-        // A subtree is dropped only if room must be made; otherwise a block with children stays.
+        // A subtree is dropped only by a dropping set. Otherwise a block with children stays.
         let dropped = if set.dropping { self.subtree(block) } else { vec![block] };
         // A descendant in use keeps its ancestors.
         let with_children = set.dropping;
@@ -197,8 +200,8 @@ impl Manager {
         true
     }
 
-    /// Whether a leaf-only block may be removed, perhaps with its children: it is not in use, and no
-    /// child of it stays.
+    /// Whether a leaf-only block may be removed, optionally with its children: it is not in use,
+    /// and all its children leave.
     fn droppable(&self, set: &EvictionSet, block: BlockId, with_children: bool) -> bool {
         let tiers = 0..self.tiers.len();
         let settled = tiers.clone().all(|tier| {
@@ -223,14 +226,14 @@ impl Manager {
                     .all(|child| self.node(child).refs == 0 && self.absent(set, child)))
     }
 
-    /// Whether moves bring a block to a tier in any group after the first, in the set's view.
+    /// Whether any group after the first of a block is arriving on a tier, in the set's view.
     pub(super) fn groups_arrive(&self, set: &EvictionSet, block: BlockId) -> bool {
         set.coming.contains(&block) || self.blocks.groups_arrive(block)
     }
 
     /// Whether a block is absent from every tier in the set's view, and not in flight.
     pub(super) fn absent(&self, set: &EvictionSet, block: BlockId) -> bool {
-        // Previewed victims stay where they are.
+        // Previewed victims stay in their slots.
         let stays =
             set.preview.is_some_and(|at| self.residency(at, block).state != ResidencyState::Absent);
         if stays {
@@ -243,7 +246,7 @@ impl Manager {
         })
     }
 
-    /// Adds a victim, and brings the entries around it in line with the view.
+    /// Adds a victim, and updates the entries around it to the view.
     pub(super) fn add_victim(&mut self, set: &mut EvictionSet, victim: Victim) {
         let Victim { tier, block, layers, .. } = victim;
         let have = self.view(set, tier, block);
@@ -273,8 +276,8 @@ impl Manager {
         }
     }
 
-    /// The entry that a leaf-only block gets once its children have left; `bare` if they are known
-    /// to.
+    /// The entry of a leaf-only block after its children have left. `bare` skips the check of the
+    /// children.
     pub(super) fn exposed(
         &self,
         set: &EvictionSet,
@@ -288,7 +291,7 @@ impl Manager {
             && (tier > 0 || self.node(parent).refs == 0)
             && !set.guards(tier, parent..parent + 1)
             && !set.moving.contains(&parent)
-            // A point that the set brings stays.
+            // A point brought by the set stays.
             && !(set.coming.contains(&parent) && self.points.has_on(tier, parent))
             // A child kept it from leaving with its tail.
             && !set.taken.contains_key(&(tier, parent))
@@ -298,7 +301,7 @@ impl Manager {
                 && !set.added.contains_key(&(tier, child))
                 || set.rest(tier, child).is_some_and(Layers::is_empty)
         };
-        // The children are checked last: there may be many.
+        // The children are checked last, because there may be many.
         let exposed = free
             && self.tiers[tier].eviction.get(parent).is_none()
             && (bare || self.trie().children(parent).all(alone));

@@ -1,9 +1,10 @@
-//! Pages: the room that a set would leave on a tier whose pages several groups share.
+//! Pages: the room left by a set on a tier with pages shared by several groups.
 //!
-//! A page is free once its last live slot has left, of whichever victim. Before any victim leave slots
-//! that nothing needs: spare ones of leases, then released residencies, in the order of their release.
-//! Invariant: `free` and `pages` are those of the arena after the set has left and before what it wants is
-//! taken. Cost: O(1) per slot that leaves, O(groups) per comparison with what is wanted.
+//! A page is free once its last live slot has left, for any victim. Unneeded slots leave before any
+//! victim: spare slots of leases, then released residencies in the order of their release.
+//! Invariant: `free` and `pages` equal the arena's counts after the set has left and before its
+//! wanted slots are taken. Cost: O(1) per leaving slot, O(groups) per comparison with the wanted
+//! slots.
 
 use std::ops::Range;
 
@@ -14,7 +15,7 @@ use crate::manager::Manager;
 use crate::manager::evict::set::EvictionSet;
 use crate::residency::{Arena, ReleasedAt};
 
-/// Step of a set's plan with a part of a block.
+/// Planned step for a part of a block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Planned {
     tier: TierId,
@@ -29,25 +30,25 @@ enum Plan {
     Leaves,
 }
 
-/// Slots and pages of a tier that a set leaves and takes.
+/// Slots and pages of a tier that a set frees and takes.
 #[derive(Debug, Default)]
 pub(crate) struct PageView {
-    /// Free slots of each group in pages that have live ones.
+    /// Free slots of each group in pages with live slots.
     free: Vec<u64>,
     /// Free pages.
     pub(super) pages: u64,
-    /// Live slots that stay in pages which lose some.
+    /// Remaining live slots of pages that lose slots.
     left: FxHashMap<(GroupId, u32), u16>,
-    /// Slots of each group that are wanted.
+    /// Wanted slots of each group.
     wanted: Vec<u64>,
-    /// Place in the list of released residencies at which the search goes on.
+    /// Next position in the list of released residencies.
     next: ReleasedAt,
-    /// Parts that a store brings.
+    /// Parts brought by a store.
     pub(super) brought: FxHashSet<Part>,
 }
 
 impl PageView {
-    /// The arena as it is.
+    /// Copies the current counts of the arena.
     pub(super) fn open(&mut self, arena: &Arena) {
         let groups = arena.groups();
         self.free.extend((0..groups).map(|group| arena.free(group)));
@@ -64,12 +65,12 @@ impl PageView {
         (*pages, *next) = Default::default();
     }
 
-    /// Slots of each group that the set takes.
+    /// Slots of each group taken by the set.
     pub(crate) fn wanted(&self) -> &[u64] {
         &self.wanted
     }
 
-    /// Pages that are missing for what the set takes and `more` slots of the first groups.
+    /// Number of missing pages for the set's slots and `more` slots of the leading groups.
     fn lacking(&self, arena: &Arena, more: &[u64]) -> u64 {
         let pages =
             self.wanted.iter().zip(&self.free).enumerate().map(|(group, (&taken, &free))| {
@@ -79,7 +80,7 @@ impl PageView {
         pages.sum::<u64>().saturating_sub(self.pages)
     }
 
-    /// Takes slots for which there is room.
+    /// Takes slots that have room.
     pub(super) fn take(&mut self, slots: &[u64]) {
         for (taken, &slots) in self.wanted.iter_mut().zip(slots) {
             *taken += slots;
@@ -105,13 +106,13 @@ impl PageView {
 }
 
 impl Manager {
-    /// Slots of the first group in the pages that a tier is short of.
+    /// Number of slots of the first group in the pages a tier is short of.
     pub(super) fn short_of_pages(&self, set: &EvictionSet, tier: TierId, wanted: &[u64]) -> u64 {
         let arena = self.blocks.arena(tier).expect("a tier of several groups");
         set.shared[tier].lacking(arena, wanted) * u64::from(arena.per_page(0))
     }
 
-    /// Counts the slots of blocks of a run that leave a tier with all layers, `slots` in all.
+    /// Counts the slots of blocks of a run that leave a tier with all layers, `slots` in total.
     #[inline]
     pub(super) fn free_slots(
         &self,
@@ -129,8 +130,8 @@ impl Manager {
         }
     }
 
-    /// Adds what nothing needs until the wanted slots have room: spare slots of leases, the latest
-    /// lease first, and released residencies.
+    /// Adds unneeded slots until the wanted slots have room: spare slots of leases, the latest
+    /// lease first, then released residencies.
     pub(super) fn leave_unneeded(&mut self, set: &mut EvictionSet, tier: TierId, wanted: &[u64]) {
         let Some(arena) = self.blocks.arena(tier) else { return };
         while tier == 0 && set.shared[0].lacking(arena, wanted) > 0 {
@@ -153,7 +154,7 @@ impl Manager {
         }
     }
 
-    /// Counts the slot of a part that leaves.
+    /// Counts the slot of a leaving part.
     fn part_leaves(&self, set: &mut EvictionSet, tier: TierId, part: Part, slot: Option<Slot>) {
         if let Some(slot) = slot {
             let arena = self.blocks.arena(tier).expect("a tier of several groups");
@@ -168,7 +169,7 @@ impl Manager {
         set.planned.push(Planned { tier, part, what: Plan::Held });
     }
 
-    /// Ends a hold on a part in the set's view; without any its slot leaves.
+    /// Ends a hold on a part in the set's view. Without holds, its slot leaves.
     pub(super) fn plan_unhold(&mut self, set: &mut EvictionSet, tier: TierId, part: Part) {
         set.planned.push(Planned { tier, part, what: Plan::Unheld });
         let here = Place::new(tier, part.group);
@@ -177,7 +178,7 @@ impl Manager {
         self.part_leaves(set, tier, part, slot);
     }
 
-    /// Undoes what the set planned with parts: it is carried out, or abandoned.
+    /// Undoes the planned steps for parts before the set is carried out or abandoned.
     pub(in crate::manager::evict) fn end_planning(&mut self, set: &EvictionSet) {
         for &Planned { tier, part, what } in set.planned.iter().rev() {
             let here = Place::new(tier, part.group);
@@ -189,7 +190,7 @@ impl Manager {
         }
     }
 
-    /// Whether a tier has a part, or expects it, in the set's view.
+    /// Whether a tier has or expects a part in the set's view.
     pub(super) fn part_in(&self, set: &EvictionSet, tier: TierId, part: Part) -> bool {
         let view = &set.shared[tier];
         let here = Place::new(tier, part.group);
@@ -197,8 +198,8 @@ impl Manager {
             || !self.blocks.leaves(here, part.block) && self.blocks.expects(here, part.block)
     }
 
-    /// Whether a part has no slot on a tier in the set's view: bytes that cannot be read have one, and
-    /// those that a failed move may still write.
+    /// Whether a part has no slot on a tier in the set's view. Unreadable parts and parts that a
+    /// failed move may still write have slots.
     pub(super) fn part_absent(&self, tier: TierId, part: Part) -> bool {
         let here = Place::new(tier, part.group);
         self.blocks.leaves(here, part.block) || self.residency(here, part.block).slot == NO_SLOT

@@ -1,8 +1,8 @@
-//! Resume points of a set: which leave a tier, and which are copied to the tier below.
+//! Resume points of a set: points that leave a tier, and points copied to the tier below.
 //!
-//! A point that leaves frees the slots that it alone held; one that is copied takes slots below for the
-//! parts which the tier lacks. In the set's view the point is where the set brings it: `abandon` puts it
-//! back. Invariant: a part that a copied point needs below neither leaves nor is dropped in the same set.
+//! A leaving point frees the slots held by it alone. A copied point takes slots below for the
+//! missing parts. In the set's view the point is already moved, and `abandon` moves it back.
+//! Invariant: a part needed below by a copied point neither leaves nor is dropped in the same set.
 //! Cost: O(slots of the point), and room for them.
 
 use crate::block::{BlockId, Layers, NO_SLOT, Part, Place, TierId};
@@ -19,25 +19,25 @@ use crate::transfer::MoveKind;
 pub(super) struct PointVictim {
     tier: TierId,
     block: BlockId,
-    /// All that the point needs.
+    /// All needs of the point.
     needs: Vec<Part>,
     leaves: bool,
     copied: Option<Copied>,
-    /// The point as it was.
+    /// The point before its move.
     before: Shifted,
 }
 
-/// Parts that a copied point needs on the tier below.
+/// Needs of a copied point on the tier below.
 #[derive(Debug)]
 pub(crate) struct Copied {
-    /// Those that the tier has before the set is carried out.
+    /// Parts already on the tier before the set is carried out.
     there: Vec<Part>,
-    /// Those that are stored there for this point; the rest is stored for others.
+    /// Parts stored there for this point. The remaining parts are stored for different points.
     lacking: Vec<Part>,
 }
 
 impl Manager {
-    /// Whether a point that leaves a tier is worth a store on the one below.
+    /// Whether a leaving point is worth a store on the tier below.
     pub(super) fn worth_copying(&self, set: &EvictionSet, tier: TierId, block: BlockId) -> bool {
         // No victim is written to a shared tier.
         let worth = !set.dropping
@@ -45,19 +45,20 @@ impl Manager {
             && !self.tiers.above_shared(tier)
             && self.node(block).uses >= self.tiers[tier].spec.admit_after
             && self.refused.may_write(block, tier + 1);
-        // A point that is on another tier too is not lost; one above is stored when it leaves there.
+        // A point on a second tier is not lost. A point above is stored when it leaves there.
         worth && !(0..self.tiers.len()).any(|at| at != tier && self.points.has_on(at, block))
     }
 
-    /// Takes a resume point from a tier, and to the one below if it is worth a store there.
+    /// Takes a resume point from a tier, and copies it to the tier below if it is worth a store
+    /// there.
     pub(in crate::manager) fn demote_point(&mut self, tier: TierId, block: BlockId, now: Nanos) {
         let mut set = self.eviction_set();
         self.choose(&mut set, tier, block, now);
         self.apply(&set, now);
     }
 
-    /// Copies a resume point one tier down, if there is room; it `leaves` the tier then or stays.
-    /// Returns whether it did.
+    /// Copies a resume point to the next tier, if there is room. With `leaves`, it leaves this
+    /// tier. Returns whether it was copied.
     pub(in crate::manager) fn copy_point_below(
         &mut self,
         tier: TierId,
@@ -77,7 +78,7 @@ impl Manager {
         true
     }
 
-    /// Makes room on the tier below for what that lacks of a point, if it can.
+    /// Makes room on the tier below for the missing parts of a point, if possible.
     pub(super) fn can_copy(
         &mut self,
         set: &mut EvictionSet,
@@ -99,11 +100,11 @@ impl Manager {
         for part in &lacking {
             wanted[part.group] += 1;
         }
-        // Parts that are there must not make room for the rest.
+        // The parts already below must not make room for the rest.
         for &part in &there {
             self.plan_hold(set, below, part);
         }
-        // As a point there it must not leave for itself.
+        // The point below must not leave for itself.
         self.take_out(set, below, block);
         set.moving.push(block);
         let fits = self.room(set, below, &wanted, now);
@@ -121,7 +122,7 @@ impl Manager {
         Some(Copied { there, lacking })
     }
 
-    /// Adds a point that `leaves` a tier or stays, and brings the entries around it in line.
+    /// Adds a point that `leaves` a tier or stays, and updates the entries around it.
     pub(super) fn add_point_victim(
         &mut self,
         set: &mut EvictionSet,
@@ -140,7 +141,7 @@ impl Manager {
                 self.plan_unhold(set, tier, part);
             }
         }
-        // The worth of the points around it hangs on it, and the band of its block.
+        // It affects the worth of its neighbours and the band of its block.
         for other in before.around().chain([block]) {
             self.relink(set, other);
         }
@@ -153,7 +154,7 @@ impl Manager {
         set.victims.push(Victim { blocks: 0, ..Victim::one(tier, block, Layers::NONE, fate) });
     }
 
-    /// Gives the linked entries of a block their price and band in the set's view.
+    /// Updates the linked entries of a block to their price and band in the set's view.
     fn relink(&mut self, set: &mut EvictionSet, block: BlockId) {
         for tier in 0..self.tiers.len() {
             if self.tiers[tier].eviction.get(block).is_some() {
@@ -164,7 +165,7 @@ impl Manager {
         }
     }
 
-    /// Entry of a point of a tier whose block is not there: it is not linked.
+    /// Entry of a point on a tier without its block. It is not linked.
     pub(super) fn point_without_block(&self, set: &EvictionSet, tier: TierId) -> Option<Entry> {
         let mut points = self.points.all();
         let found = points.find(|&(block, point)| {
@@ -176,8 +177,8 @@ impl Manager {
         found.map(|(block, _)| self.entry(tier, block, Layers::NONE))
     }
 
-    /// Before a set is carried out: ends the holds of points that leave, once those that are copied hold
-    /// what they find below.
+    /// Before a set is carried out: ends the holds of leaving points, after copied points hold
+    /// their existing parts below.
     pub(in crate::manager::evict) fn hold_copied(&mut self, set: &EvictionSet) {
         for point in &set.points {
             for &Part { group, block } in point.copied.iter().flat_map(|copied| &copied.there) {
@@ -191,7 +192,7 @@ impl Manager {
         }
     }
 
-    /// Drops the store of a point that leaves, if it waits for a shared tier.
+    /// Drops the waiting store of a leaving point to a shared tier.
     pub(in crate::manager::evict) fn drop_store_of_victim(
         &mut self,
         set: &EvictionSet,
@@ -203,7 +204,7 @@ impl Manager {
         }
     }
 
-    /// Begins the stores of a point that is copied.
+    /// Starts the stores of a copied point.
     pub(in crate::manager::evict) fn copy_point_victim(
         &mut self,
         set: &EvictionSet,
@@ -221,13 +222,13 @@ impl Manager {
         }
     }
 
-    /// Frees the slots that a set counts on: the tier's victims have left, and nothing is stored yet.
+    /// Frees the slots needed by a set: the tier's victims have left, and nothing is stored yet.
     pub(in crate::manager::evict) fn free_pages(&mut self, set: &EvictionSet, tier: TierId) {
         let above = set.points.iter().filter(|point| point.tier + 1 == tier);
         for &Part { group, block } in above.flat_map(|point| &point.copied).flat_map(|c| &c.lacking)
         {
             let here = Place::new(tier, group);
-            // Its slot left for another one, and it comes again.
+            // Its slot was freed, and the part is stored again in a new slot.
             if self.residency(here, block).slot != NO_SLOT {
                 self.blocks.discard(here, block);
             }
@@ -238,7 +239,7 @@ impl Manager {
         }
     }
 
-    /// Puts the points of a set back to where they were.
+    /// Moves the points of a set back to their tiers.
     pub(super) fn restore_points(&mut self, set: &EvictionSet) {
         for point in set.points.iter().rev() {
             self.points.restore(point.block, &point.before);

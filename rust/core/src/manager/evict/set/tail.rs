@@ -1,8 +1,8 @@
-//! Tail eviction: the last blocks of a leaf-only run leave a tier as one victim.
+//! Tail eviction: the last blocks of a leaf-only run leave a tier as a single victim.
 //!
-//! Invariant: the victims are those that deciding block by block gives, in the same order. Cost:
-//! O(blocks) to see that they are fully resident and idle; O(log n) once where the policy ranks
-//! deeper blocks first, otherwise a comparison per block.
+//! Invariant: the victims and their order are equal to decisions block by block. Cost: O(blocks) to
+//! check whether they are fully resident and idle. O(log n) once if the policy ranks deeper blocks
+//! first, otherwise a comparison per block.
 
 use std::ops::Range;
 
@@ -14,8 +14,10 @@ use crate::manager::Manager;
 use crate::manager::evict::set::{EvictionSet, Fate, Victim};
 
 impl Manager {
-    /// Adds the tail of a leaf-only run as one victim, of at most `most` blocks, as long as its next
-    /// block has the lowest value, where eviction concerns nothing but slots. Returns whether it did.
+    /// Adds the tail of a leaf-only run as a single victim of at most `most` blocks.
+    ///
+    /// The tail extends while the next block has the lowest value and its eviction affects only
+    /// slots. Returns whether a tail was added.
     pub(crate) fn evict_tail(
         &mut self,
         set: &mut EvictionSet,
@@ -28,7 +30,7 @@ impl Manager {
         let last = tail.id;
         let run = self.trie().run(last);
         let mut first = last;
-        // If no block of the stretch costs more than the tail, the stretch leaves first, but for
+        // If no block of the stretch costs more than the tail, the stretch leaves first, except for
         // ties.
         let more = u64::from(last - run.start).min(most.saturating_sub(1));
         let front = last - u32::try_from(more).expect("no more than the run has");
@@ -48,18 +50,18 @@ impl Manager {
         {
             (first, chosen) = (farthest.id, farthest);
         }
-        // Compare the remaining blocks one by one, as the index does.
+        // Compare the remaining blocks individually, as the index does.
         let (mut next, band) = (None, self.band(tier, last));
         while first > run.start {
             let block = first - 1;
-            // From here on the blocks differ, or there is room enough.
+            // From here on the blocks differ, or there is enough room.
             if u64::from(last + 1 - first) >= most
                 || !self.leave_alike(set, tier, block..first, fate)
             {
                 break;
             }
             let entry = self.entry(tier, block, self.all_layers());
-            // Another branch has the lowest value now.
+            // A different branch has the lowest value now.
             let follows = self.tiers[tier].eviction.follows(&entry, &chosen, band)
                 && self.band(tier, block) == band;
             if !follows && !self.leaves_next(tier, entry, &mut next, now) {
@@ -74,7 +76,7 @@ impl Manager {
         true
     }
 
-    /// How the last block of a run leaves, if its eviction concerns nothing but its slot.
+    /// The fate of the last block of a run, if its eviction affects only its slot.
     fn tail_fate(&self, set: &EvictionSet, tier: TierId, last: BlockId) -> Option<Fate> {
         let run = self.trie().run(last);
         let plain = set.preview.is_none()
@@ -85,21 +87,21 @@ impl Manager {
             && !self.tiers[tier].spec.layer_slots
             && self.node(last).refs == 0
             && self.departures(last) == Structure::LeafOnly
-            // Blocks that leave count against a quota one by one.
+            // Leaving blocks count individually against a quota.
             && self.band(tier, last).share == 0;
-        // A partial, arriving or busy block needs a decision for itself.
+        // A partial, arriving or busy block needs its own decision.
         if !plain || !self.blocks.table(tier).all_idle(last..last + 1) {
             return None;
         }
-        // A block that must be written needs room below: `decide` makes it.
+        // A block to be written needs room below: `decide` makes it.
         let fate = self.fate(set, tier, last..last + 1)?;
-        // A drop removes its children from the trie too. A block that was lost while its children
-        // were in flight stays for them.
+        // A drop also removes its children from the trie. A lost block with children in flight
+        // stays for them.
         let over = |child| set.in_tail(tier, child) && self.absent(set, child);
         (fate != Fate::Drop || self.trie().children(last).all(over)).then_some(fate)
     }
 
-    /// Whether blocks of one run are idle and leave in the same way.
+    /// Whether blocks of a run are idle and have the same fate.
     fn leave_alike(
         &self,
         set: &EvictionSet,
@@ -112,8 +114,8 @@ impl Manager {
             && self.fate(set, tier, blocks) == Some(fate)
     }
 
-    /// The farthest of the blocks directly before a chosen one that have its last use, if they are
-    /// evicted next.
+    /// The farthest of the blocks directly before a chosen block with the same last use, if they
+    /// are evicted next.
     fn alike(&self, tier: TierId, before: Range<BlockId>, chosen: &Entry) -> Option<Entry> {
         let index = &self.tiers[tier].eviction;
         if before.is_empty() || index.order_kind() != Order::Ends || !self.ranks_by_place() {
@@ -129,8 +131,8 @@ impl Manager {
         index.following(chosen, alike, &lightest)
     }
 
-    /// Links the block that the latest tail exposed, unless `more` victims are wanted and it is the
-    /// next: then it is returned.
+    /// Links the block exposed by the latest tail. Returns it unlinked if `more` victims are wanted
+    /// and it is the next.
     pub(crate) fn expose(
         &mut self,
         set: &mut EvictionSet,
@@ -152,8 +154,8 @@ impl Manager {
         None
     }
 
-    /// Whether an entry that is not linked would leave before all that are. `next` caches the first
-    /// of those, where choosing others does not change it.
+    /// Whether an unlinked entry would leave before all linked entries. `next` caches the first
+    /// linked entry, for policies with an order independent of choices.
     fn leaves_next(
         &mut self,
         tier: TierId,
@@ -165,7 +167,7 @@ impl Manager {
         if let Some(leads) = index.leads(&entry, band, stamp(now)) {
             return leads;
         }
-        // Such a policy compares only linked entries.
+        // These policies compare only linked entries.
         if matches!(index.order_kind(), Order::Own | Order::Ends) {
             index.link(entry, band);
             let first = index.victim(stamp(now));
@@ -176,12 +178,12 @@ impl Manager {
         next.is_none_or(|next| index.precedes(&entry, band, &next, stamp(now)))
     }
 
-    /// Whether no hint or price ranks a block apart from the others of its run.
+    /// Whether no hint or price ranks a block differently from its run.
     fn ranks_by_place(&self) -> bool {
         self.hints.all_normal() && self.prices.is_empty() && !self.points.several()
     }
 
-    /// How fully resident, idle blocks leave, if none must be written and it is the same for all.
+    /// The common fate of fully resident, idle blocks, if none must be written.
     fn fate(&self, set: &EvictionSet, tier: TierId, blocks: Range<BlockId>) -> Option<Fate> {
         let mut others = (0..self.tiers.len()).filter(|&other| other != tier);
         if self.tiers.has_shared() && !self.alike_on_shared(set, tier, blocks.clone()) {
@@ -199,8 +201,10 @@ impl Manager {
             .then_some(Fate::Drop)
     }
 
-    /// Whether blocks leave alike next to a shared tier: none is on its way there, which `decide` passes
-    /// over, and no copy leaves in this set that is why another one is clean.
+    /// Whether blocks have the same fate next to a shared tier.
+    ///
+    /// This requires that no block is on its way there, because `decide` skips it, and that no copy
+    /// leaving in this set makes a block clean.
     #[inline(never)]
     fn alike_on_shared(&self, set: &EvictionSet, tier: TierId, blocks: Range<BlockId>) -> bool {
         if self.tiers.above_shared(tier) {

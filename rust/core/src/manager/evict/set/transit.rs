@@ -1,7 +1,7 @@
-//! Transit through host: slots for moves between tiers that do not touch.
+//! Transit through host: slots for moves between non-adjacent tiers.
 //!
-//! Invariant: the slots reserved for stores from disk to remote are taken by nothing else.
-//! Cost: O(tiers).
+//! Invariant: the slots reserved for stores from disk to remote are used for nothing else. Cost:
+//! O(tiers).
 
 use crate::block::TierId;
 use crate::tier::Kind;
@@ -10,9 +10,9 @@ use crate::manager::Manager;
 use crate::manager::evict::set::EvictionSet;
 
 impl Manager {
-    /// The tier through which a move between two tiers passes, if it cannot go straight.
+    /// The transit tier of a move between two tiers, or `None` for a direct move.
     pub(crate) fn transit(&self, a: TierId, b: TierId) -> Option<TierId> {
-        // Slots of host that no block has are of no group.
+        // Host slots without a block have no group.
         if self.blocks.arena(a).is_some() {
             return None;
         }
@@ -27,7 +27,7 @@ impl Manager {
         (!straight).then_some(host)
     }
 
-    /// Takes a transit slot for a block out of the spare ones.
+    /// Takes a transit slot for a block out of the spare slots.
     pub(crate) fn pass(&self, set: &mut EvictionSet, host: TierId) -> bool {
         let units = self.tiers.units(host, self.all_layers());
         let left = set.spare[host].checked_sub(units);
@@ -37,7 +37,7 @@ impl Manager {
         left.is_some()
     }
 
-    /// Slots of a tier that only stores from disk to remote may take.
+    /// Number of slots of a tier reserved for stores from disk to remote.
     pub(crate) fn transit_reserve(&self, tier: TierId) -> u64 {
         let passes = (tier + 1..self.tiers.last()).any(|at| self.transit(at, at + 1) == Some(tier));
         if !passes {

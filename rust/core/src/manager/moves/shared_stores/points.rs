@@ -1,10 +1,10 @@
-//! Stores of resume points to a shared tier, a part at a time.
+//! Stores of resume points to a shared tier, part by part.
 //!
-//! A point waits as a whole. The executor asks for a number of stores, which are those of its parts on the
-//! tier above; the shared tier holds each until all are there or expected, and the point is on that tier
-//! then. A part that is lost on the way ends the store, which releases the others. Invariant: only the
-//! oldest store holds parts, and its point is on the tier that it is written from. Cost: O(path) per step,
-//! and room for a slot.
+//! A point waits as a whole. The executor requests a number of stores: the parts of the point on
+//! the tier above. The shared tier holds each part until all parts are there or expected, and then
+//! has the point. A lost part ends the store and releases the held parts. Invariant: only the
+//! oldest store holds parts, and its point is on its source tier. Cost: O(path) per step, and room
+//! for a slot.
 
 use crate::block::{BlockId, NO_SLOT, Part, Place, TierId};
 use crate::manager::Manager;
@@ -16,17 +16,17 @@ use crate::time::{Nanos, Stamp};
 use crate::transfer::MoveKind;
 
 impl SharedStores {
-    /// Whether a resume point waits.
+    /// Whether the store of a resume point waits.
     pub(crate) fn contains_point(&self, tier: TierId, block: BlockId) -> bool {
         self.numbers.contains_key(&(tier, block, true))
     }
 
-    /// Parts that the shared tier holds for the first point.
+    /// Parts held by the shared tier for the first point.
     pub(crate) fn held(&self) -> &[Part] {
         &self.held
     }
 
-    /// Removes the store of a point. Returns the parts that are held for it.
+    /// Removes the store of a point. Returns the parts held for it.
     pub(crate) fn remove_point(&mut self, tier: TierId, block: BlockId) -> Vec<Part> {
         let first = self.first().map(|first| (first.tier, first.block, first.point));
         let Some(number) = self.numbers.remove(&(tier, block, true)) else { return Vec::new() };
@@ -36,8 +36,8 @@ impl SharedStores {
 }
 
 impl Manager {
-    /// Lets a resume point of a tier above a shared one wait to be stored there, and after it the blocks
-    /// before it that the shared tier lacks.
+    /// Queues the store of a resume point to the shared tier below, and then of the blocks of its
+    /// path missing there.
     pub(in crate::manager) fn store_point_shared(&mut self, tier: TierId, block: BlockId) {
         let (below, younger) = (tier + 1, Stamp::MAX);
         let path = self.path_to(Some(block));
@@ -63,8 +63,8 @@ impl Manager {
         }
     }
 
-    /// Begins the store of the next part of a point that the shared tier lacks. With the last one the point
-    /// is on that tier.
+    /// Starts the store of the next missing part of a point. With its last part, the point is on
+    /// the shared tier.
     pub(super) fn begin_point_store(&mut self, store: &SharedStore, now: Nanos) -> Step {
         let SharedStore { tier, block, .. } = *store;
         let (below, path) = (tier + 1, self.path_to(Some(block)));
@@ -86,8 +86,8 @@ impl Manager {
         let stay: Vec<_> = self.runs(&path).into_iter().map(|run| (below, run)).collect();
         let (source, there) = (Place::new(tier, part.group), Place::new(below, part.group));
         let fits = self.make_soft_room(Wanted { tier: below, slots: &slots }, &stay, now);
-        // Room may have ended the point. Bytes that cannot be read have a slot, and what a failed move may
-        // still write.
+        // Room may have ended the point. Unreadable parts and parts that a failed move may still
+        // write have a slot.
         let begins = fits
             && self.shared_stores.contains_point(tier, block)
             && self.residency(there, part.block).slot == NO_SLOT

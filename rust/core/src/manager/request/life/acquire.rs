@@ -1,4 +1,4 @@
-//! Acquire: lookup, pin and room for a request, in one atomic step.
+//! Acquire: lookup, pin and room for a request, in a single atomic step.
 //!
 //! Invariant: all or nothing. Until there is room only refcounts and eviction entries change, and
 //! both are restored on failure. Cost: O(tokens) to match, O(blocks) to plan and pin, O(log n) per
@@ -19,7 +19,7 @@ use crate::manager::request::matching::path::{LeasePath, path_border};
 use crate::manager::request::matching::residency_scan::{MissingBlock, Prefill};
 use crate::manager::request::slots::lease_slots::LeaseGroups;
 
-/// Bound, in tokens, of the growth for which a path's memory is allocated in advance.
+/// Maximum growth of a path, in tokens, with memory allocated in advance.
 const FAR: usize = 1 << 20;
 
 /// Request: a prompt and how to serve it.
@@ -29,24 +29,24 @@ pub struct Acquire<'a> {
     pub tokens: &'a [Token],
     /// Scope within which its blocks are shared.
     pub scope: Scope,
-    /// Name of the conversation it belongs to.
+    /// Name of its conversation.
     pub session: Option<&'a str>,
-    /// Blocks that the conversation will have, if known.
+    /// Expected total number of blocks of the conversation, if known.
     pub session_blocks: Option<u32>,
-    /// Tokens at the end of the prompt that are computed in any case.
+    /// Number of tokens at the end of the prompt that are always computed.
     pub keep: usize,
-    /// Tokens after the prompt's end for which to make room.
+    /// Number of tokens after the prompt to make room for.
     pub reserve: usize,
     /// Whether blocks of lower tiers are loaded.
     pub load: LoadMode,
-    /// Loads that would be ready later than this are not planned.
+    /// Latest ready time of planned loads.
     pub deadline: Option<Nanos>,
-    /// Whether the engine computes a layer while the next ones are loaded; otherwise it waits for
+    /// Whether the engine computes a layer while the next layers are loaded. Otherwise it waits for
     /// all layers.
     pub layerwise: bool,
 }
 
-/// Pinned path, slots and plan of a request that is not a lease yet.
+/// Pinned path, slots and plan of a request before it becomes a lease.
 struct Taken {
     path: LeasePath,
     groups: Box<LeaseGroups>,
@@ -55,12 +55,12 @@ struct Taken {
 }
 
 impl Manager {
-    /// Looks a prompt up, pins what the plan reuses or loads, and makes room for loads,
+    /// Looks a prompt up, pins the reused and loaded blocks of its plan, and makes room for loads,
     /// recomputation and growth.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] if a tier cannot hold it, [`Error::Config`] for a bad argument; nothing
-    /// has changed then.
+    /// [`Error::NoSpace`] if a tier lacks room, [`Error::Config`] for a bad argument. Nothing has
+    /// changed then.
     pub fn acquire(&mut self, ask: &Acquire<'_>, now: Nanos) -> Result<LeaseId> {
         self.open()?;
         self.scopes.sweep(&mut self.blocks);
@@ -176,7 +176,7 @@ impl Manager {
         Ok(())
     }
 
-    /// The atomic part: plan, pin, make room, begin the loads.
+    /// The atomic part: plan, pin, make room, start the loads.
     fn take(
         &mut self,
         ask: &Acquire<'_>,
@@ -194,8 +194,8 @@ impl Manager {
         let mut slots = self.hold_match(&mut groups, &path, open, &missing);
         let mut room = self.room_for(&missing, &slots, &groups, &path, now);
         if room.is_err() && self.avoid_transit(&mut missing) {
-            // Its own sources may fill host: blocks that would pass through it are computed
-            // instead, with all blocks after them for an engine that loads a full prefix or none.
+            // Its own sources may fill host. Compute blocks that would pass through host instead,
+            // with all later blocks for an engine that loads a full prefix or none.
             if let Some(end) = self.prefix(&missing, scope, ask.load) {
                 self.unpin(&path, None);
                 path.truncate(end);
@@ -224,7 +224,7 @@ impl Manager {
         let moves = self.begin_missing(ask, id, &missing, &mut path, &mut transit, now);
         self.close_transit(transit);
         awaits.extend(moves.iter().flatten());
-        // Layers in flight for other requests must arrive too.
+        // Layers in flight for earlier requests must arrive too.
         for miss in missing.iter().filter(|miss| !miss.load || miss.lacks != self.all_layers()) {
             awaits.extend(self.bringing(0, miss.block, self.all_layers()));
         }
@@ -234,10 +234,10 @@ impl Manager {
         Ok(Taken { path, groups, awaits, plan })
     }
 
-    /// The blocks of a request's tokens that are in the trie.
+    /// The blocks of a request's tokens in the trie.
     fn requested_path(&self, ask: &Acquire<'_>, scope: ScopeId) -> Vec<BlockId> {
         let content = self.scopes.digests.content(&ask.scope, 0, ask.tokens);
-        // The path will grow into this; the reserve may be far larger than what is written.
+        // The path grows into this capacity. The reserve may be far larger than the written tokens.
         let beyond = ask.keep.saturating_add(ask.reserve).min(ask.tokens.len().min(FAR));
         self.path(scope, &ask.scope, Query::Tokens(&content), ask.keep, beyond)
     }
@@ -260,7 +260,7 @@ impl Manager {
         self.pass_request();
     }
 
-    /// The planner's request for a prompt of which `matched` blocks are known.
+    /// The planner's input for a prompt with `matched` known blocks.
     pub(in crate::manager::request) fn prefill(
         &self,
         ask: &Acquire<'_>,
@@ -270,13 +270,13 @@ impl Manager {
         let context = matched * self.block_tokens();
         let tokens = (ask.tokens.len() - context) as u64 * weight;
         let rest = self.settings.cost.compute_ns(context as u64 * weight, tokens);
-        // All that the border of several groups needs is loaded: it was chosen with that in mind.
+        // A border of several groups was chosen for loading, so all its needs are loaded.
         let all = self.points.several() && ask.load == LoadMode::Plan;
         let mode = if all { LoadMode::All } else { ask.load };
         Prefill { mode, deadline: ask.deadline, rest, layerwise: ask.layerwise }
     }
 
-    /// Number of open slots that a request needs after `matched` blocks.
+    /// Number of open slots needed by a request after `matched` blocks.
     fn behind(&self, matched: usize, ask: &Acquire<'_>) -> Result<usize> {
         let rest = (ask.tokens.len() - matched * self.block_tokens())
             .checked_add(ask.reserve)
@@ -286,7 +286,7 @@ impl Manager {
         Ok(open)
     }
 
-    /// End of the prefix that can be loaded, if an engine loads it in full or not at all.
+    /// End of the loadable prefix, if an engine loads it in full or not at all.
     fn prefix(
         &self,
         missing: &[MissingBlock],

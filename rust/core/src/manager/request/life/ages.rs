@@ -1,9 +1,9 @@
-//! Session ages: an index from blocks to the last use of their session, for policies that age by
-//! it.
+//! Session ages: an index from blocks to the last use of their session, for policies that rank by
+//! session age.
 //!
-//! A block belongs to the session whose request used it last; a request without a session counts as
-//! a separate session. Invariant: a session has a row as long as it has a block. Cost: none where
-//! no policy needs it; else O(blocks of the session · log n) per request, since all of them are
+//! A block belongs to the session of its last request. A request without a session counts as a
+//! separate session. Invariant: a session has a row as long as it has a block. Cost: none if no
+//! policy needs it. Otherwise O(blocks of the session · log n) per request, since all of them are
 //! ranked again.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +23,7 @@ enum User {
     Lease(LeaseId),
 }
 
-/// Blocks that one session used last, and the time of its last use.
+/// Blocks last used by a session, and the time of its last use.
 #[derive(Clone, Debug, Default)]
 struct Used {
     last: Stamp,
@@ -42,14 +42,14 @@ impl Ages {
         self.users.is_empty()
     }
 
-    /// The last use of a block's session; `None` if no request used the block.
+    /// The last use of a block's session, or `None` if no request used the block.
     pub(crate) fn last_use(&self, block: BlockId) -> Option<Stamp> {
         Some(self.sessions.get(self.users.get(&block)?)?.last)
     }
 
-    /// Assigns blocks to a session that uses them now.
+    /// Assigns blocks to the session using them now.
     fn take(&mut self, user: User, blocks: &[BlockId], at: Stamp) {
-        // A block that is its own already costs one look-up.
+        // A block already assigned to the session costs a single lookup.
         for &block in blocks {
             if self.users.get(&block) != Some(&user) {
                 self.forget(block);
@@ -62,7 +62,7 @@ impl Ages {
         }
     }
 
-    /// Removes a block, which left the trie or is assigned to another session.
+    /// Removes a block that left the trie or moves to a different session.
     pub(crate) fn forget(&mut self, block: BlockId) {
         let Some(user) = self.users.remove(&block) else { return };
         let Some(session) = self.sessions.get_mut(&user) else { return };
@@ -83,9 +83,9 @@ impl Manager {
         }
     }
 
-    /// The same for a lease that ends.
+    /// Assigns the blocks of an ending lease to its session.
     pub(crate) fn use_last(&mut self, lease: &Lease, at: Nanos) {
-        // A suspended lease reads no block, so its session's blocks grow no younger by its end.
+        // A suspended lease reads no block, so its end does not refresh its session's blocks.
         if self.tiers.need(Needs::SESSION_ACCESS) && !lease.suspended() {
             self.use_session(lease.id, lease.session, lease.path.blocks(), at);
         }
@@ -100,7 +100,7 @@ impl Manager {
     ) {
         let user = session.map_or(User::Lease(id), User::Session);
         self.ages.take(user, blocks, stamp(at));
-        // The session's age changed for all of its blocks, also for those not used now.
+        // The session's age changed for all of its blocks, including blocks unused now.
         let all = self.ages.sessions.get(&user).map(|known| known.blocks.clone());
         for block in all.into_iter().flatten() {
             self.refresh(block);

@@ -1,9 +1,10 @@
 //! Branches: fork and truncation.
 //!
-//! A fork shares blocks and the tail of the first group, which `reserve` copies, and copies what the lease
-//! still writes in other groups. A lease goes back to a border at which all groups resume, since no state
-//! is rolled back. Invariant: a slot with more than one holder is never written. Cost: O(path) per fork
-//! and truncation of several groups, O(blocks dropped) per other truncation, one move per copied slot.
+//! A fork shares blocks and the tail of the first group, copied by `reserve`. In later groups it
+//! copies the unfinished slots of the lease. Truncation moves a lease back to a border resumable in
+//! all groups, since no state is rolled back. Invariant: a slot with more than one holder is never
+//! written. Cost: O(path) per fork and truncation with several groups, O(dropped blocks) per
+//! truncation with a single group, and a move per copied slot.
 
 use crate::block::{LeaseId, Place, Slot};
 use crate::error::{Error, Result};
@@ -20,20 +21,20 @@ use crate::manager::request::slots::lease_slots::{LeaseGroups, OpenSlot};
 use crate::transfer::{End, Endpoint, MoveKind};
 
 impl Manager {
-    /// Makes `n` leases over the same tokens, which share full blocks and the partial one. All of
-    /// them, this one too, must call `reserve` before the next write.
+    /// Makes `n` leases over the same tokens, with shared full blocks and a shared partial block.
+    /// All leases, including this lease, must call `reserve` before the next write.
     ///
-    /// Of a model with several groups they wait for copies of what the lease still writes in the
-    /// groups after the first.
+    /// With several groups, the leases wait for copies of the unfinished slots in the groups after
+    /// the first.
     ///
     /// # Errors
-    /// [`Error::Config`] while something of the plan is still to be loaded or computed;
-    /// [`Error::NoSpace`] for those copies. Nothing has changed then.
+    /// [`Error::Config`] while a part of the plan is still to be loaded or computed.
+    /// [`Error::NoSpace`] for the copies. Nothing has changed then.
     pub fn fork(&mut self, id: LeaseId, n: usize, now: Nanos) -> Result<Vec<LeaseId>> {
         let lease = self.active(id)?;
         let awaits = self.awaits(id)?.len();
         let fresh = lease.path.exceptions().filter(|(_, step)| step.fresh).count();
-        // Blocks that are still to be written would have two writers.
+        // Blocks still to be written would have two writers.
         if awaits > 0 || fresh > 0 {
             return Err(Error::config(format!(
                 "fork of lease {id}, which awaits {awaits} moves and has {fresh} blocks to \
@@ -92,13 +93,15 @@ impl Manager {
         }
     }
 
-    /// Keeps the first `tokens` tokens of a lease. Blocks after them are unpinned and stay cached;
-    /// private slots after them are released. Of a model with several groups it may keep fewer: no
-    /// state is rolled back, and windows end at a border at which the lease can go on.
+    /// Keeps the first `tokens` tokens of a lease.
+    ///
+    /// Later blocks are unpinned and stay cached, and later private slots are released. With
+    /// several groups it may keep fewer tokens: no state is rolled back, and windows end at a
+    /// resumable border.
     ///
     /// # Errors
-    /// [`Error::Config`] if the lease holds fewer tokens, or the cut falls into a block that the
-    /// engine has still to compute; nothing has changed then.
+    /// [`Error::Config`] if the lease has fewer tokens, or the cut is within a block the engine has
+    /// yet to compute. Nothing has changed then.
     pub fn truncate(&mut self, id: LeaseId, tokens: usize, now: Nanos) -> Result<()> {
         self.active(id)?;
         let held = self.lease_tokens(id)?;
@@ -111,7 +114,7 @@ impl Manager {
         let size = self.block_tokens();
         let tokens = if tokens < held { self.truncation(id, tokens) } else { tokens };
         let (full, rest) = (tokens / size, tokens % size);
-        // A tail must have bytes: this block has none until it is committed.
+        // A tail must have bytes, and this block has none until it is committed.
         if rest > 0 && self.leases[&id].path.get(full).is_some_and(|step| step.fresh) {
             return Err(Error::config(format!(
                 "truncate lease {id} to {tokens} tokens, within block {full}, which is still to \
@@ -122,7 +125,7 @@ impl Manager {
         if tokens == held {
             return Ok(());
         }
-        // Other tokens may follow.
+        // Different tokens may follow.
         self.take_back(id);
         // Only the tail becomes shorter.
         if full == self.leases[&id].path.len() {
@@ -169,9 +172,8 @@ impl Manager {
         (start, stop)
     }
 
-    /// Tokens that a lease keeps if it is truncated to `tokens`, fewer than it holds: of a model with
-    /// several groups those up to the longest border at which it can go on, or part of its tail if no
-    /// group has states.
+    /// Number of tokens kept by a truncation to fewer than the held tokens. With several groups,
+    /// the tokens up to the longest resumable border, or part of the tail if no group has states.
     fn truncation(&self, id: LeaseId, tokens: usize) -> usize {
         let lease = &self.leases[&id];
         if !self.points.several() {
@@ -188,14 +190,14 @@ impl Manager {
         self.longest_border(&path[..full], 1) as usize * self.block_tokens()
     }
 
-    /// Moves a lease's holds to the border at which it is truncated, and gives its slots back.
+    /// Moves a lease's holds to its truncated border, and returns its slots.
     fn truncate_groups(&mut self, id: LeaseId, full: usize) {
         let path = self.leases[&id].path.blocks().to_vec();
         let border = path_border(&path[..full]);
         self.move_holds(id, &path, border);
         let mut groups = std::mem::take(&mut *self.lease_mut(id).groups);
         self.close_slots(&mut groups);
-        // Other tokens may follow.
+        // Different tokens may follow.
         groups.borders.clear();
         groups.end = groups.end.min(border);
         let moves = self.bringing_held(&groups, &path);
@@ -203,12 +205,12 @@ impl Manager {
         self.awaits.add(id, moves);
     }
 
-    /// Makes room for the slots that `n` forks of a lease copy: those of its tail in groups after the first.
-    /// Returns them.
+    /// Makes room for the slots copied by `n` forks of a lease: the slots of its tail in groups
+    /// after the first. Returns these slots.
     ///
     /// # Errors
-    /// [`Error::NoSpace`]; [`Error::Config`] if the lease has its own copy of a block that arrives for
-    /// another request. Nothing has changed then.
+    /// [`Error::NoSpace`]. [`Error::Config`] if the lease has its own copy of a block arriving for
+    /// a different request. Nothing has changed then.
     fn room_for_forks(&mut self, id: LeaseId, n: usize, now: Nanos) -> Result<Vec<(Place, Slot)>> {
         self.refuse_engine_groups(id, "fork")?;
         let lease = &self.leases[&id];
@@ -232,8 +234,8 @@ impl Manager {
         Ok(written)
     }
 
-    /// Gives a fork the holds of the lease that it is a copy of, and copies of what that still writes
-    /// of its tail. Both wait for the copies.
+    /// Gives a fork the holds of its original lease, and copies of the slots of its unfinished
+    /// tail. Both leases wait for the copies.
     fn fork_groups(&mut self, of: LeaseId, fork: &mut Lease, tail: &[(Place, Slot)], now: Nanos) {
         let end = path_border(fork.path.blocks());
         for (group, slots) in fork.groups.all_mut().iter_mut().enumerate() {
@@ -261,7 +263,7 @@ impl Manager {
         self.awaits.add(fork.id, moves);
     }
 
-    /// Refuses a call for a lease of several groups whose slots an engine owns.
+    /// Refuses a call for a lease with several groups in slots owned by an engine.
     fn refuse_engine_groups(&self, id: LeaseId, what: &str) -> Result<()> {
         if self.tiers.engine_owned() && self.points.several() {
             return Err(Error::config(format!(
@@ -272,7 +274,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Leaves a suspended lease its tokens and nothing else.
+    /// Clears everything of a suspended lease except its tokens.
     pub(crate) fn empty_lease(&mut self, id: LeaseId, hold: Hold) {
         self.awaits.forget(id);
         let groups = self.points.groups.len();

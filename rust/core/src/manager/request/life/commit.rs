@@ -1,8 +1,8 @@
 //! Commit: appends tokens to a lease and adds full blocks to the trie.
 //!
-//! Invariant: only full blocks enter the trie; of two requests that computed the same block the
-//! first one's copy stays and the other keeps a private duplicate until release. Cost: a token that
-//! fills no block costs O(1) and allocates nothing; one that does costs O(log n).
+//! Invariant: only full blocks enter the trie. If two requests computed the same block, the first
+//! copy stays and the second request keeps a private duplicate until release. Cost: O(1) without
+//! allocation for a token within a block, O(log n) for a token that fills a block.
 
 use rustc_hash::FxHashSet;
 
@@ -20,29 +20,29 @@ use crate::manager::request::slots::lease_slots::OpenSlot;
 /// Result of a commit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Committed {
-    /// Blocks that entered the trie.
+    /// Blocks added to the trie.
     pub new: Vec<Handle>,
-    /// Private slots of blocks that another request had committed already.
+    /// Private slots of blocks already committed by an earlier request.
     pub duplicate: Vec<Slot>,
-    /// The blocks that were kept, one for each duplicate.
+    /// The cached block of each duplicate.
     pub canonical: Vec<Handle>,
-    /// Number of new blocks that had been stored ahead: their copies were adopted.
+    /// Number of new blocks stored ahead: their copies were adopted.
     pub ahead: usize,
 }
 
 impl Manager {
-    /// Appends tokens whose KV is written. The first commit, which may be empty, also confirms the
-    /// blocks that the plan had the engine compute.
+    /// Appends tokens with written KV. The first commit, which may be empty, also confirms the
+    /// blocks computed by the engine for the plan.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no room for the tokens or moves that the lease awaits have
-    /// not ended; nothing has changed then.
+    /// [`Error::Config`] if there is no room for the tokens or awaited moves have not ended.
+    /// Nothing has changed then.
     pub fn commit(&mut self, id: LeaseId, tokens: &[Token], now: Nanos) -> Result<Committed> {
         self.check_commit(id, tokens)?;
         self.commit_checked(id, tokens, now)
     }
 
-    /// Commits tokens that were checked.
+    /// Commits checked tokens.
     fn commit_checked(&mut self, id: LeaseId, tokens: &[Token], now: Nanos) -> Result<Committed> {
         let content = self.with_digests(id, tokens)?;
         let out = self.commit_content(id, content.as_deref().unwrap_or(tokens), now);
@@ -82,7 +82,7 @@ impl Manager {
             }
             let tail = std::mem::take(&mut lease.tail);
             self.seal(id, &tail, now, &mut out);
-            // Put back only to be removed, so that its memory and digests are accounted for.
+            // Restored only for its removal, so that its memory and digests are accounted for.
             self.lease_mut(id).tail = tail;
             self.remove_tail(id, 0);
         }
@@ -107,7 +107,7 @@ impl Manager {
     /// Commits the next tokens of many leases: all of them or, on an error, none.
     ///
     /// # Errors
-    /// As [`Manager::commit`], for the first lease that fails; a lease named twice.
+    /// The errors of [`Manager::commit`] for the first failing lease, or a lease named twice.
     pub fn commit_many<T: AsRef<[Token]>>(
         &mut self,
         batch: &[(LeaseId, T)],
@@ -123,7 +123,8 @@ impl Manager {
         batch.iter().map(|(id, tokens)| self.commit_checked(*id, tokens.as_ref(), now)).collect()
     }
 
-    /// The tokens with the scope's digests replaced, if it has any; each with a reference.
+    /// The tokens with the scope's digests replaced, each with a reference. `None` for a scope
+    /// without digests.
     fn with_digests(&mut self, id: LeaseId, tokens: &[Token]) -> Result<Option<Vec<Token>>> {
         let lease = &self.leases[&id];
         if lease.scope.extra.is_empty() {
@@ -134,10 +135,10 @@ impl Manager {
         self.intern(&scope, from, tokens).map(Some)
     }
 
-    /// Fails if a commit cannot go ahead.
+    /// Fails if a commit cannot proceed.
     fn check_commit(&self, id: LeaseId, tokens: &[Token]) -> Result<()> {
         let lease = self.active(id)?;
-        // A move in flight may still write, or read, the slots of these tokens.
+        // A move in flight may still write or read the slots of these tokens.
         if let Some(first) = self.first_wait(lease, tokens.len()) {
             return Err(Error::config(format!(
                 "lease {id} awaits {} moves, the first is {first}; commit when they have ended",
@@ -159,7 +160,7 @@ impl Manager {
         self.check_memory((lease.tail.len() + tokens.len()) / self.block_tokens())
     }
 
-    /// A move that must end before `tokens` more tokens can have been written.
+    /// A move to finish before `tokens` more tokens can be written.
     fn first_wait(&self, lease: &Lease, tokens: usize) -> Option<MoveId> {
         if let Some(&first) = self.awaits.of(lease.id).first() {
             return Some(first);
@@ -176,7 +177,7 @@ impl Manager {
         self.readers(lease, blocks).next()
     }
 
-    /// Tokens that a lease can still write; `usize::MAX` where the engine owns the slots.
+    /// Number of tokens a lease can still write, or `usize::MAX` if the engine owns the slots.
     ///
     /// # Errors
     /// [`Error::Closed`].
@@ -184,7 +185,7 @@ impl Manager {
         Ok(self.room_of(self.active(id)?))
     }
 
-    /// The same for a lease.
+    /// Number of tokens a lease can still write.
     fn room_of(&self, lease: &Lease) -> usize {
         let private_tail = match lease.tail_from {
             TailFrom::OpenSlot => true,
@@ -204,7 +205,7 @@ impl Manager {
         (lease.groups[0].written.len() + shared) * self.block_tokens() - lease.tail.len()
     }
 
-    /// Makes a tail that no fork shares any more the lease's first open slot.
+    /// Makes a formerly shared tail the lease's first open slot.
     pub(crate) fn adopt_tail(&mut self, id: LeaseId) {
         let lease = self.lease_mut(id);
         if let TailFrom::Shared(private) = lease.tail_from {
@@ -214,7 +215,7 @@ impl Manager {
         }
     }
 
-    /// Offers the blocks that the engine has computed for holes to the trie.
+    /// Offers the holes computed by the engine to the trie.
     fn confirm(&mut self, id: LeaseId, now: Nanos, out: &mut Committed) {
         let lease = self.lease_mut(id);
         lease.unconfirmed = false;
@@ -233,8 +234,8 @@ impl Manager {
         self.place_computed(id);
     }
 
-    /// Makes a scope's tenant a producer of blocks that it has computed. A shared store may have those that
-    /// are shared by that.
+    /// Makes a scope's tenant a producer of its computed blocks. Blocks that become shared by this
+    /// may be written to a shared store.
     pub(in crate::manager::request) fn produce(
         &mut self,
         scope: &Scope,
@@ -273,7 +274,7 @@ impl Manager {
         let open = lease.groups[0].written.take_first(tokens.len() / size);
         let root = self.scopes.get(scope).root;
         let mut path = Vec::with_capacity(tokens.len() / size);
-        // Leading blocks may be known from another request.
+        // Leading blocks may be known from an earlier request.
         for tokens in tokens.chunks_exact(size) {
             let Some(block) = self.trie().child(root, path.last().copied().or(parent), tokens)
             else {
@@ -284,12 +285,12 @@ impl Manager {
         let known = path.len();
         self.pin(&path);
         self.touch(&path, now);
-        // Until the lease ends, its blocks count as used when it began.
+        // Until the lease ends, its blocks count as used at its start.
         let node = Node { scope, refs: 1, uses: 1, access: stamp(since), session_blocks: 0 };
         let behind = path.last().copied().or(parent);
         self.new_nodes(node, behind, &tokens[known * size..], &mut path);
         let new = self.trie().handles(&path[known..]);
-        // Mostly one block per commit: the vector is moved, not copied.
+        // Mostly a single block per commit: the vector is moved, not copied.
         if out.new.is_empty() {
             out.new = new;
         } else {
@@ -300,7 +301,7 @@ impl Manager {
         let settled = self.place_open(&path[known..], open.get(known..).unwrap_or_default(), now);
         // Known blocks, and slots that did not become a residency at once.
         for at in (0..known).chain(known + settled..path.len()) {
-            // An engine may commit more than it has named slots for.
+            // An engine may commit more tokens than it has named slots for.
             let Some(&open) = open.get(at) else { break };
             let private = self.as_private(open);
             let before = out.ahead;

@@ -1,7 +1,7 @@
-//! Expected sessions: those whose learned pause is about to end, for an engine that then prefetches.
+//! Expected sessions: sessions most likely to resume, for an engine to prefetch.
 //!
-//! The manager makes no calls: the engine polls it. Invariant: only sessions that wait, without a
-//! lease, are named. Cost: O(sessions of the scope · log limit) per call.
+//! The manager makes no calls, so the engine polls it. Invariant: only waiting sessions without a
+//! lease are named. Cost: O(sessions of the scope · log limit) per call.
 
 use crate::error::Result;
 use crate::manager::Manager;
@@ -9,22 +9,21 @@ use crate::policy::Needs;
 use crate::scope::Scope;
 use crate::time::Nanos;
 
-/// A session that waits.
+/// A waiting session.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpectedSession {
     /// Its name.
     pub session: String,
-    /// Learned uses of its last block per request, from now on, over the best time to wait.
+    /// Learned rate of uses of its last block per request from now on, over the best waiting time.
     pub rate: f64,
 }
 
 impl Manager {
-    /// The sessions of a scope that wait for their next request, the likeliest to come soon first: at
-    /// most `limit`, and none where no tier's policy learns. Ages are counted in requests, so `now`
-    /// only says when this is asked.
+    /// Waiting sessions of a scope, most likely to resume first: at most `limit`, and none without
+    /// a learning policy. Ages are counted in requests, so `now` is unused.
     ///
     /// # Errors
-    /// `Config` if the scope was first used with another structure.
+    /// `Config` if the scope was first used with a different structure.
     pub fn expected_sessions(
         &self,
         scope: &Scope,
@@ -50,7 +49,7 @@ impl Manager {
         let order = |a: &ExpectedSession, b: &ExpectedSession| {
             b.rate.total_cmp(&a.rate).then_with(|| a.session.cmp(&b.session))
         };
-        // Few are asked for of many.
+        // Usually a few of many sessions are requested.
         if limit < expected.len() {
             expected.select_nth_unstable_by(limit, order);
             expected.truncate(limit);

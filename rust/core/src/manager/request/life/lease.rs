@@ -1,7 +1,7 @@
 //! Leases: a request's references to blocks and slots, with its plan.
 //!
-//! Invariant: each block of the path carries one reference per lease through it; the tail has fewer
-//! tokens than a block. Cost: O(path) to make and to release. A lease's tokens:
+//! Invariant: each block has a reference from each lease with the block on its path, and the tail
+//! is shorter than a block. Cost: O(path) to make and to release. A lease's tokens:
 //!
 //! ```text
 //! | path: full blocks in the trie, pinned | tail | room          |
@@ -35,16 +35,16 @@ use crate::manager::request::slots::lease_slots::{LeaseGroups, OpenSlot};
 pub struct Plan {
     /// Rectangles of blocks and layers, in logical order.
     pub spans: Vec<Span>,
-    /// Predicted time at which all of the match is resident.
+    /// Predicted time when the whole match is resident.
     pub resident_at: Nanos,
-    /// Predicted time at which the rest of the prompt is computed too.
+    /// Predicted time when the rest of the prompt is computed too.
     pub finish: Nanos,
-    /// Whether no plan can finish earlier under the lanes' and the cost model's predictions.
+    /// Whether no plan can finish earlier under the predictions of the lanes and the cost model.
     pub exact: bool,
 }
 
 impl Plan {
-    /// Delays the plan until all of the match is resident at a time that is no earlier.
+    /// Delays the plan to a later time of full residency.
     pub(crate) fn wait_until(&mut self, resident_at: Nanos) {
         let delay = resident_at.saturating_sub(self.resident_at);
         self.resident_at += delay;
@@ -57,9 +57,9 @@ impl Plan {
 pub(crate) enum TailFrom {
     /// In the first open slot.
     OpenSlot,
-    /// In a private slot that forks share.
+    /// In a private slot shared by forks.
     Shared(PrivateSlotId),
-    /// In a block of the trie, within which the path was truncated.
+    /// In a block of the trie, at which the path was truncated.
     Block(PathBlock),
 }
 
@@ -81,7 +81,7 @@ pub struct Lease {
     pub(crate) path: LeasePath,
     pub(crate) tail: Vec<Token>,
     pub(crate) tail_from: TailFrom,
-    /// Its slots. Of the first group they follow the path, and the first one holds the tail.
+    /// Its slots. In the first group they follow the path, and the first slot has the tail.
     pub(crate) groups: Box<LeaseGroups>,
     pub(crate) matched: usize,
     pub(crate) plan: Plan,
@@ -89,11 +89,11 @@ pub struct Lease {
     pub(crate) undecided: Undecided,
     /// Whether its plans overlap loads and computation layer by layer.
     pub(crate) layerwise: bool,
-    /// Whether a step of the path still has to be offered to the trie.
+    /// Whether a step of the path must still be offered to the trie.
     pub(crate) unconfirmed: bool,
     pub(crate) hold: Hold,
     pub(crate) request: RequestContext,
-    /// Time of acquire or resume: until the lease ends, the last use of the blocks that it commits.
+    /// Time of acquire or resume. Until the lease ends, it is the last use of its committed blocks.
     pub(crate) acquired: Nanos,
 }
 
@@ -104,7 +104,7 @@ impl Lease {
         self.id
     }
 
-    /// Tokens of the prompt that the match covers: a multiple of the block size.
+    /// Number of matched tokens of the prompt: a multiple of the block size.
     #[must_use]
     pub fn matched(&self) -> usize {
         self.matched
@@ -122,23 +122,23 @@ impl Lease {
         matches!(self.hold, Hold::Suspended(_))
     }
 
-    /// Whether the engine computes into this private slot, or will.
+    /// Whether the engine computes into this private slot, now or later.
     pub(crate) fn keeps(&self, private: PrivateSlotId) -> bool {
         self.private_slots().any(|known| known == private)
     }
 
-    /// The borders, in blocks, at which a pass should end: each becomes a resume point.
+    /// The borders, in blocks, to end a pass at: each becomes a resume point.
     pub fn resume_borders(&self) -> impl Iterator<Item = u32> + '_ {
         self.groups.borders.iter().map(|&(border, _)| border)
     }
 
-    /// The private slots that it writes or uses, without that of a shared tail.
+    /// The private slots it writes or uses, without the slot of a shared tail.
     pub(crate) fn private_slots(&self) -> impl Iterator<Item = PrivateSlotId> + '_ {
         let open = self.groups.open().filter_map(|(_, open)| open.private());
         self.path.private_slots().chain(open)
     }
 
-    /// The slot of a tail that is not in an open slot.
+    /// The slot of a tail outside the open slots.
     pub(crate) fn private_tail(&self) -> Option<PrivateSlotId> {
         match self.tail_from {
             TailFrom::OpenSlot => None,
@@ -147,13 +147,13 @@ impl Lease {
         }
     }
 
-    /// Slots that it has while room is free, with their groups.
+    /// Slots it has while room is free, with their groups.
     pub(crate) fn spare_slots(&self) -> impl Iterator<Item = (GroupId, OpenSlot)> + '_ {
         let spare = self.groups.all().iter().map(|slots| &slots.spare).enumerate();
         spare.flat_map(|(group, spare)| spare.slots().map(move |slot| (group, slot)))
     }
 
-    /// The blocks that the engine must compute, with the layers to write for each.
+    /// The blocks to be computed by the engine, with the layers to write for each.
     pub fn recompute(&self) -> impl Iterator<Item = (u32, Layers)> + '_ {
         let place = |at| u32::try_from(at).expect("fewer than 2^32 blocks");
         let computed = self.path.exceptions().filter(|(_, step)| !step.compute.is_empty());
@@ -162,10 +162,10 @@ impl Lease {
 }
 
 impl Manager {
-    /// The lease of an id; it outlives scheduler steps.
+    /// Finds a lease by id. A lease outlives scheduler steps.
     ///
     /// # Errors
-    /// [`Error::Closed`] if it is released or never was.
+    /// [`Error::Closed`] if it is released or never existed.
     pub fn lease(&self, id: LeaseId) -> Result<&Lease> {
         self.open()?;
         let lease = self.leases.get(&id).map(|lease| &**lease);
@@ -179,7 +179,7 @@ impl Manager {
         leases
     }
 
-    /// A lease that holds its path.
+    /// A lease that is not suspended.
     pub(crate) fn active(&self, id: LeaseId) -> Result<&Lease> {
         let lease = self.lease(id)?;
         if lease.suspended() {
@@ -192,7 +192,7 @@ impl Manager {
         self.leases.get_mut(&id).expect("a lease that was just seen")
     }
 
-    /// Tokens of a lease: of its path and its tail.
+    /// Number of tokens of a lease, in its path and its tail.
     ///
     /// # Errors
     /// [`Error::Closed`].
@@ -204,7 +204,7 @@ impl Manager {
         })
     }
 
-    /// Handles of the full blocks of a lease, in logical order; none while it is suspended.
+    /// Handles of the full blocks of a lease, in logical order. Empty while it is suspended.
     ///
     /// # Errors
     /// [`Error::Closed`].
@@ -212,7 +212,7 @@ impl Manager {
         Ok(self.trie().handles(self.lease(id)?.path.blocks()))
     }
 
-    /// The moves that must end before the engine may read the path and write the open slots.
+    /// The moves to finish before the engine may read the path and write the open slots.
     ///
     /// # Errors
     /// [`Error::Closed`].
@@ -224,7 +224,7 @@ impl Manager {
         Ok(awaits)
     }
 
-    /// The borders, in blocks, at which a pass of a lease should end: each becomes a resume point.
+    /// The borders, in blocks, to end a pass of a lease at: each becomes a resume point.
     ///
     /// # Errors
     /// [`Error::Closed`].
@@ -232,7 +232,7 @@ impl Manager {
         Ok(self.lease(id)?.resume_borders().collect())
     }
 
-    /// Visits the moves that a lease awaits, some of them perhaps more than once.
+    /// Visits the moves awaited by a lease. May visit a move more than once.
     pub(crate) fn each_await(&self, lease: &Lease, mut visit: impl FnMut(MoveId)) {
         self.awaits.of(lease.id).iter().copied().for_each(&mut visit);
         if !self.blocks.none_draining(0) {
@@ -240,8 +240,8 @@ impl Manager {
         }
     }
 
-    /// The stores that still read slots which a lease is to write, of the first group up to `blocks`
-    /// after its path.
+    /// The stores still reading slots to be written by a lease, up to `blocks` slots after its path
+    /// in the first group.
     pub(crate) fn readers<'a>(
         &'a self,
         lease: &'a Lease,
@@ -279,8 +279,8 @@ impl Manager {
         }
     }
 
-    /// Unpins the blocks of a path, last first, and removes those that nothing refers to any more.
-    /// `until` is the time of their last use, if the lease used them.
+    /// Unpins the blocks of a path, last first, and removes blocks without references. `until` is
+    /// the time of their last use, if the lease used them.
     pub(crate) fn unpin(&mut self, path: &[BlockId], until: Option<Nanos>) {
         let mut runs: SmallVec<[(Range<BlockId>, bool); 12]> = SmallVec::new();
         let Some(&last) = path.last() else { return };
@@ -289,7 +289,7 @@ impl Manager {
             node.access = until.map_or(node.access, stamp);
             runs.push((run, node.refs == 0));
         });
-        // Runs that were split at the path's end may join again.
+        // Runs split at the path's end may join again.
         self.blocks.trim(last);
         let structure = self.departures(last);
         if until.is_some() {
@@ -304,7 +304,7 @@ impl Manager {
         let mut resident = false;
         for (run, free) in runs.into_iter().rev() {
             let child_resident = std::mem::take(&mut resident);
-            // A run that is still pinned keeps all before it pinned as well.
+            // A run that is still pinned keeps all earlier runs pinned as well.
             if !free {
                 continue;
             }
@@ -338,8 +338,8 @@ impl Manager {
         self.unpin(path.blocks(), until);
     }
 
-    /// Ends a lease. Returns the moves that still read slots of a tier that the engine owns: it may
-    /// reuse those slots once they have ended. Releasing twice does nothing.
+    /// Ends a lease. Returns the moves still reading slots of an engine's tier: the engine may
+    /// reuse these slots once the moves have ended. Releasing twice does nothing.
     ///
     /// # Errors
     /// [`Error::Closed`] or [`Error::Invariant`] of the manager itself.
@@ -364,10 +364,11 @@ impl Manager {
         Ok(reading)
     }
 
-    /// Drops all references of a lease to blocks and slots. The end of an answer stays a resume point.
+    /// Drops all references of a lease to blocks and slots. The end of an answer stays a resume
+    /// point.
     pub(crate) fn abandon_lease(&mut self, lease: &mut Lease, now: Nanos) {
         let (path, end) = (lease.path.blocks(), path_border(lease.path.blocks()));
-        // Holes that were not computed are still there.
+        // Holes not computed yet are still there.
         if self.points.every == 0 && lease.groups.done == end && !lease.unconfirmed {
             self.add_point(0, path, end, Stay::Newest);
         }
@@ -384,7 +385,7 @@ impl Manager {
         self.release_path(&lease.path, Some(now));
     }
 
-    /// The moves that still touch slots that the engine has named for a lease.
+    /// The moves still using slots named by the engine for a lease.
     pub(crate) fn reads_of(&self, lease: &Lease) -> Vec<MoveId> {
         if !self.tiers.engine_owned() {
             return Vec::new();

@@ -1,7 +1,7 @@
-//! Recovery of a lease from a failed load: what is lost is computed, and the plan says so.
+//! Recovery of a lease from a failed load: lost blocks are computed, and the plan is updated.
 //!
-//! Invariant: a leaf-only prefix has no hole, and a lease of several groups goes on from a border at which
-//! all of them resume. Cost: O(path).
+//! Invariant: a leaf-only prefix has no hole, and a lease with several groups resumes from a border
+//! resumable in all groups. Cost: O(path).
 
 use crate::block::{Layers, LeaseId, Structure, TierId};
 use crate::time::Nanos;
@@ -16,8 +16,8 @@ use crate::manager::request::slots::lease_slots::OpenSlot;
 use crate::transfer::{End, InFlightMove};
 
 impl Manager {
-    /// Has a block computed whose load failed, in a leaf-only scope with all that follow. Returns
-    /// the range of tokens concerned.
+    /// Plans the computation of a block after its load failed, in a leaf-only scope with all later
+    /// blocks. Returns the range of concerned tokens.
     pub(crate) fn compute_instead(
         &mut self,
         id: LeaseId,
@@ -65,7 +65,7 @@ impl Manager {
         let here = self.residency(0, block).have;
         let lacks = self.lacks(if self.one_slot(here) { Layers::NONE } else { here });
         let units = self.tiers.units(0, lacks);
-        // Without room for another slot the match ends here.
+        // Without room for a further slot the match ends here.
         if self.make_room(&[Wanted { tier: 0, slots: &[units] }], &[], now).is_err() {
             return (start, self.truncate_path(id, at, now));
         }
@@ -79,9 +79,10 @@ impl Manager {
         lost
     }
 
-    /// Border at which a lease can go on after the load of a block on its path failed: at most before
-    /// block `at`. Of a model with several groups it is one at which the first tier has all that a
-    /// resume needs; the lease holds that then.
+    /// Border for a lease to resume at after a failed load on its path: at most before block `at`.
+    ///
+    /// With several groups, the border is resumable from the first tier, and the lease holds its
+    /// needs.
     fn resumable_before(&mut self, id: LeaseId, at: usize, known: &InFlightMove) -> usize {
         if !self.points.several() {
             return at;
@@ -100,8 +101,8 @@ impl Manager {
         border as usize
     }
 
-    /// Adds the border of a match to those of its lease's pass: the request computes the rest of the
-    /// prompt from an earlier one, and the next request would miss the border that was lost.
+    /// Adds the lost border of a match to the borders of its lease's pass. The request computes the
+    /// rest of the prompt from an earlier border, and the next request would miss the lost border.
     fn plan_again(&mut self, id: LeaseId) {
         let every = self.points.every;
         let groups = &mut self.lease_mut(id).groups;
@@ -114,9 +115,10 @@ impl Manager {
         }
     }
 
-    /// Ends a lease's match before block `at` and keeps the size of its room; on a tier that the
-    /// engine owns the slots stay the same. The tail is dropped too: it was computed from lost
-    /// blocks. Returns the end of the range of lost tokens.
+    /// Ends a lease's match before block `at` and keeps the size of its room.
+    ///
+    /// On an engine's tier the slots stay the same. The tail is dropped too, because it was
+    /// computed from lost blocks. Returns the end of the range of lost tokens.
     fn truncate_path(&mut self, id: LeaseId, at: usize, now: Nanos) -> u64 {
         let size = self.block_tokens();
         let (_, stop) = self.lose_tail(id);
@@ -137,7 +139,7 @@ impl Manager {
         stop
     }
 
-    /// Takes the slots that an engine has named for these blocks: it computes them there.
+    /// Takes the slots named by an engine for these blocks: it computes them there.
     fn take_private(&mut self, dropped: &mut LeasePath) -> Vec<OpenSlot> {
         let number = dropped.len();
         let of = |at| {
@@ -163,7 +165,7 @@ impl Manager {
         self.replan_block(id, at, vec![(layers, Action::Recompute, 0, ready, ready)]);
     }
 
-    /// Replaces the spans of one block, but for reuse, by `parts`: layers, action, tier, first and
+    /// Replaces the spans of a block, except reuse, by `parts`: layers, action, tier, first and
     /// last ready time.
     pub(crate) fn replan_block(
         &mut self,
@@ -180,7 +182,7 @@ impl Manager {
                 spans.push(*span);
                 continue;
             }
-            // A span of several blocks keeps those before and after this one.
+            // A span of several blocks keeps the blocks before and after this block.
             for (start, stop) in [(span.start, at), (at + 1, span.stop)] {
                 if start < stop {
                     spans.push(Span { start, stop, ..*span });

@@ -1,16 +1,16 @@
 //! Sessions: a table of conversations, with the end of each path and its length in blocks.
 //!
-//! A name belongs to a scope, as blocks do: two tenants, or two adapters, that use one name have
-//! two sessions. Invariant: a session has a lease or ends in a living block, and at most
-//! [`MOST_IDLE`] without a lease end in one block, so that sessions are bounded by blocks and
-//! leases; its tip is the last living block of its path. The lengths of the sessions through a
-//! block are tracked only where a policy ranks by them, at O(path) per extension. Cost: O(log
-//! sessions) per lease that begins, grows or ends, per run of blocks that is removed and per
-//! session that ended there. Its states:
+//! A name belongs to a scope, as blocks do: a name used by two tenants or two adapters has two
+//! sessions. Invariant: a session has a lease or ends in a living block. At most [`MOST_IDLE`]
+//! sessions without a lease end in the same block, so sessions are limited by blocks and leases. A
+//! session's tip is the last living block of its path. The lengths of the sessions through a block
+//! are tracked only if a policy ranks by them, at O(path) per extension. Cost: O(log sessions) per
+//! start, growth or end of a lease, per removed run of blocks and per session that ended there. Its
+//! states:
 //!
 //! ```text
 //! open --> held by leases --last lease ends--> idle, ends in a block --ninth idle one--> removed
-//!              ^                                 |        | all its path was evicted -----> removed
+//!              ^                                 |        | all its path was evicted --> removed
 //!              +--------- a new lease -----------+
 //! finished while held: removed with its last lease, unless a request comes before
 //! ```
@@ -31,8 +31,8 @@ use crate::manager::request::life::session_lengths::SessionLengths;
 /// Id of a session.
 pub(crate) type SessionId = u64;
 
-/// Bound of the sessions without a lease that end in one block; the least recently used of more is
-/// removed.
+/// Maximum number of sessions without a lease that end in the same block. Above it, the least
+/// recently used session is removed.
 pub(crate) const MOST_IDLE: usize = 8;
 
 /// Value of `ended` while a session has a lease.
@@ -42,17 +42,17 @@ const HELD: u64 = u64::MAX;
 #[derive(Clone, Debug)]
 struct Session {
     name: Option<(ScopeId, Arc<str>)>,
-    /// Blocks of its path, living or not, or those expected, if they are more.
+    /// Length in blocks of its path, living or not, or the expected length if it is larger.
     length: u32,
-    /// Blocks that the user expects it to have.
+    /// Number of blocks expected by the user.
     expected: u32,
     tip: Option<BlockId>,
-    /// Ordinal of the end of its last lease; [`HELD`] while it has one.
+    /// Ordinal of the end of its last lease, or [`HELD`] while it has a lease.
     ended: u64,
     /// Whether the user finished it and no request has come since: then its last lease removes it.
     finished: bool,
-    /// The next request, if a hint announced it, as [`expected_use`](crate::policy::expected_use)
-    /// encodes it.
+    /// The next request, if announced by a hint, in the encoding of
+    /// [`expected_use`](crate::policy::expected_use).
     next: Option<u32>,
 }
 
@@ -64,9 +64,9 @@ pub(crate) struct Sessions {
     held: BTreeSet<(SessionId, LeaseId)>,
     /// Index by tip, and by the end of the last lease.
     tips: BTreeSet<(BlockId, u64, SessionId)>,
-    /// Blocks in which more sessions without a lease end than may.
+    /// Blocks with too many sessions without a lease that end there.
     crowded: BTreeSet<BlockId>,
-    /// Loads that wait: of sessions, until their next request, and of others.
+    /// Waiting loads of sessions, until their next request, and of leases and sequences.
     pub(crate) coming: Coming,
     lengths: SessionLengths,
     next: SessionId,
@@ -74,8 +74,7 @@ pub(crate) struct Sessions {
 }
 
 impl Sessions {
-    /// Opens the session of a name for a lease, or a nameless one if the lease's path is to be
-    /// tracked.
+    /// Opens the session of a name for a lease, or a nameless session to track the lease's path.
     pub(crate) fn open(
         &mut self,
         scope: ScopeId,
@@ -115,7 +114,7 @@ impl Sessions {
         Some(id)
     }
 
-    /// Sets the expected length, which counts from the next `extend`.
+    /// Sets the expected length. It counts from the next `extend`.
     pub(crate) fn expect_blocks(&mut self, id: SessionId, blocks: u32) {
         if let Some(session) = self.all.get_mut(&id) {
             session.expected = blocks;
@@ -141,7 +140,7 @@ impl Sessions {
         }
     }
 
-    /// Ends what was announced of a session's next request.
+    /// Cancels the announced next request of a session.
     fn cancel_next(&mut self, id: SessionId) {
         if let Some(session) = self.all.get_mut(&id) {
             session.next = None;
@@ -160,7 +159,7 @@ impl Sessions {
         self.all.get(&id).is_some_and(|session| session.finished || session.tip.is_none())
     }
 
-    /// Sets when a session's last lease ended.
+    /// Sets the ordinal of the end of a session's last lease.
     fn place(&mut self, id: SessionId, ended: u64) {
         let Some(session) = self.all.get_mut(&id) else { return };
         let before = std::mem::replace(&mut session.ended, ended);
@@ -184,7 +183,7 @@ impl Sessions {
         self.tips.range(here).inspect(|_| visits::note(1)).map(|&(_, _, id)| id)
     }
 
-    /// A session that is one too many at its tip.
+    /// A surplus session at its tip.
     pub(crate) fn surplus(&mut self) -> Option<SessionId> {
         while let Some(&block) = self.crowded.first() {
             if self.idle(block).nth(MOST_IDLE).is_some() {
@@ -213,17 +212,17 @@ impl Sessions {
         Some(session.length)
     }
 
-    /// Whether there is none.
+    /// Whether the table is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.all.is_empty() && self.lengths.is_empty()
     }
 
-    /// The session of a name.
+    /// Finds a session by name.
     pub(crate) fn find(&self, scope: ScopeId, name: &str) -> Option<SessionId> {
         self.names.get(&scope)?.get(name).copied()
     }
 
-    /// Names and last blocks of the sessions of a scope that have no lease.
+    /// Names and last blocks of the sessions of a scope without a lease.
     pub(crate) fn waiting(&self, scope: ScopeId) -> impl Iterator<Item = (&str, BlockId)> + '_ {
         let names = self.names.get(&scope).into_iter().flatten();
         names.filter_map(|(name, id)| {
@@ -239,8 +238,8 @@ impl Sessions {
         mine.inspect(|_| visits::note(1)).map(|&(_, lease)| lease)
     }
 
-    /// Finishes a session. Returns whether it ends at once; otherwise it ends with its last lease,
-    /// if no request comes before.
+    /// Finishes a session. Returns whether it ends at once. Otherwise it ends with its last lease,
+    /// unless a request comes before.
     pub(crate) fn finish(&mut self, id: SessionId) -> bool {
         let Some(session) = self.all.get_mut(&id) else { return false };
         session.finished = true;
@@ -253,7 +252,8 @@ impl Sessions {
         self.tips.range(here).inspect(|_| visits::note(1)).any(|(_, _, id)| !self.all[id].finished)
     }
 
-    /// The length of the shortest session through a block: its position weighs most there.
+    /// The length of the shortest session through a block: its position has the highest weight
+    /// there.
     pub(crate) fn shortest(&self, block: BlockId) -> Option<u32> {
         self.lengths.shortest(block)
     }
@@ -283,8 +283,8 @@ impl Sessions {
         Some((before, length))
     }
 
-    /// Updates the lengths through blocks after a session of length `before` along `old` became one
-    /// of `length` along `new`. Returns the blocks whose shortest session has changed.
+    /// Updates the lengths through blocks after a session changed from length `before` along `old`
+    /// to `length` along `new`. Returns the blocks with a changed shortest session.
     pub(crate) fn move_path(
         &mut self,
         (old, before): (&[BlockId], u32),
@@ -299,8 +299,8 @@ impl Sessions {
         changed
     }
 
-    /// Removes consecutive blocks, without descendants left; sessions that ended in one end in its
-    /// parent.
+    /// Removes consecutive blocks without remaining descendants. Sessions that ended there now end
+    /// in `parent`.
     pub(crate) fn forget(&mut self, blocks: Range<BlockId>, parent: Option<BlockId>) {
         if !self.lengths.is_empty() {
             for block in blocks.clone() {
@@ -324,7 +324,7 @@ impl Sessions {
         }
     }
 
-    /// The name of the session that came last of those that end in a block.
+    /// The name of the latest session that ends in a block.
     pub(crate) fn ending_in(&self, block: BlockId) -> Option<&str> {
         let here = (block, 0, 0)..=(block, HELD, SessionId::MAX);
         let ids = self.tips.range(here).map(|&(_, _, id)| id);
@@ -405,7 +405,7 @@ impl Manager {
         }
     }
 
-    /// The living path of a session, where a policy ranks by it.
+    /// The living path of a session, if a policy ranks by it.
     fn ranked_path(&self, id: SessionId) -> Vec<BlockId> {
         if self.tiers.need(Needs::SESSION_BLOCKS) {
             self.path_to(self.sessions.tip(id))
@@ -414,7 +414,7 @@ impl Manager {
         }
     }
 
-    /// Removes a lease that ended from its session.
+    /// Removes an ended lease from its session.
     pub(crate) fn leave_session(&mut self, session: Option<SessionId>, lease: LeaseId) {
         if let Some(id) = session
             && self.sessions.leave(id, lease)
@@ -430,7 +430,7 @@ impl Manager {
         }
     }
 
-    /// Removes sessions that are too many at their tips.
+    /// Removes surplus sessions at their tips.
     pub(crate) fn trim_sessions(&mut self) {
         while let Some(id) = self.sessions.surplus() {
             self.end_session(id);
@@ -470,8 +470,8 @@ mod tests {
     use crate::block::BlockId;
 
     proptest! {
-        /// Against a list of the paths left to every session: blocks of a tree are numbered in the
-        /// order they are added, and leaves are removed.
+        /// Compares with a list of the remaining path of every session. Blocks of a tree are
+        /// numbered in the order they are added, and leaves are removed.
         #[test]
         fn the_shortest_session_through_a_block_is_known(
             steps in prop::collection::vec((0_usize..4, prop::collection::vec(0_u8..2, 0..5), any::<bool>()), 1..60),

@@ -1,14 +1,14 @@
-//! Lengths of the sessions through each block, for policies that rank by the shortest.
+//! Lengths of the sessions through each block, for policies that rank by the shortest session.
 //!
-//! The sessions through a block are those through the next one and those that end there. Long
-//! stretches of a path therefore share one multiset of lengths:
+//! The sessions through a block are the sessions through the next block and the sessions that end
+//! there. Long stretches of a path therefore share a multiset of lengths:
 //!
 //! ```text
 //! words[block]   0: no session    n: lists[n - 1], with a reference count
 //! ```
 //!
 //! Invariant: a list is sorted by length, has no length twice and is not empty. Cost: 4 bytes per
-//! block, a list per stretch; a change O(blocks) and O(lengths) per stretch.
+//! block and a list per stretch. A change costs O(blocks), and O(lengths) per stretch.
 
 use smallvec::SmallVec;
 
@@ -17,7 +17,7 @@ use crate::paged_slab::PagedSlab;
 use crate::paged_vec::PagedVec;
 use crate::visits;
 
-/// Multiset of lengths that a number of blocks share.
+/// Multiset of lengths shared by a number of blocks.
 #[derive(Clone, Debug, Default)]
 struct Shared {
     /// Each length and the number of its sessions, the shortest first.
@@ -53,8 +53,8 @@ impl SessionLengths {
         self.first(self.words.get(block).copied().unwrap_or(0))
     }
 
-    /// Removes a session of the length `less` from consecutive blocks of a path and adds one of the
-    /// length `more`. Appends the blocks to `changed` whose shortest session has another length now.
+    /// Removes a session of length `less` from consecutive blocks of a path and adds a session of
+    /// length `more`. Appends the blocks with a changed shortest session to `changed`.
     pub(in crate::manager::request) fn change(
         &mut self,
         blocks: &[BlockId],
@@ -62,8 +62,8 @@ impl SessionLengths {
         more: Option<u32>,
         changed: &mut Vec<BlockId>,
     ) {
-        // The latest list and its changed copy. A list of this change is never changed again in it, so
-        // that the index of a freed one may be reused.
+        // The latest list and its changed copy. A list is never changed twice in a call, so the
+        // index of a freed list may be reused.
         let (mut old, mut new, mut differs) = (u32::MAX, 0, false);
         for &block in blocks {
             let word = self.words.get(block).copied().unwrap_or(0);
@@ -89,7 +89,7 @@ impl SessionLengths {
         (word > 0).then(|| self.lists[word - 1].lengths[0].0)
     }
 
-    /// Adds a changed copy of a word's list, of no block yet; returns its word.
+    /// Adds a changed copy of a word's list, without blocks yet. Returns its word.
     fn add_changed(&mut self, word: u32, less: Option<u32>, more: Option<u32>) -> u32 {
         let mut lengths = SmallVec::new();
         if word > 0 {
@@ -141,8 +141,8 @@ mod tests {
     use super::SessionLengths;
 
     proptest! {
-        /// Against sorted lists of all lengths. Sessions come, grow and end on paths that share their
-        /// first blocks.
+        /// Compares with sorted lists of all lengths. Sessions come, grow and end on paths with
+        /// shared first blocks.
         #[test]
         fn it_is_a_multiset_by_block(
             ops in prop::collection::vec((0..3_u32, 0..6_u32, 0..4_usize, any::<bool>()), 0..120),

@@ -1,7 +1,7 @@
 //! Preemption: suspends a lease to its tokens, and resumes it.
 //!
-//! Invariant: suspending never fails, and writes back the blocks for which there is room. Cost:
-//! O(path · log n).
+//! Invariant: suspending never fails, and writes back blocks as far as there is room. Cost: O(path
+//! · log n).
 
 use crate::block::{BlockId, LeaseId, MoveId, TierId, Token};
 use crate::error::{Error, Result};
@@ -13,9 +13,11 @@ use crate::manager::kinds::{Cause, LoadMode};
 use crate::manager::request::life::lease::Hold;
 
 impl Manager {
-    /// Unpins a lease's blocks, writes back to the next tier those that have room there, drops the
-    /// others from the first tier, and keeps only the tokens. The partial block is dropped. Returns
-    /// the moves that still touch slots of a tier that the engine owns, as `release` does.
+    /// Unpins a lease's blocks and keeps only its tokens.
+    ///
+    /// Writes the blocks back to the next tier as far as there is room, and drops the rest from the
+    /// first tier. The partial block is dropped. Like `release`, returns the moves still using
+    /// slots of an engine's tier.
     ///
     /// # Errors
     /// [`Error::Config`] if `to` is not the next tier below the first.
@@ -56,12 +58,11 @@ impl Manager {
         Ok(touching)
     }
 
-    /// Plans again for a suspended lease, with room for `reserve` tokens after its end. Blocks
-    /// that are not matched any more must be computed and committed again; `load` decides on loads.
+    /// Plans again for a suspended lease, with room for `reserve` tokens after its end. Blocks that
+    /// no longer match must be computed and committed again. `load` decides on loads.
     ///
     /// # Errors
-    /// [`Error::NoSpace`]; the lease stays suspended then. [`Error::Config`] if it is not
-    /// suspended.
+    /// [`Error::NoSpace`], and the lease stays suspended. [`Error::Config`] if it is not suspended.
     pub fn resume(
         &mut self,
         id: LeaseId,
@@ -77,7 +78,8 @@ impl Manager {
         self.reacquire(id, &tokens, reserve, load, now)
     }
 
-    /// Evicts a block from the first tier, with the resume point after it, if nothing else needs it there.
+    /// Evicts a block and its resume point from the first tier, if nothing else needs the block
+    /// there.
     fn evict_first(&mut self, block: BlockId, now: Nanos) {
         const FIRST: TierId = 0;
         let shared = self.tiers.writes_shared(FIRST);
@@ -93,7 +95,7 @@ impl Manager {
             self.write_down(FIRST, block, None, Stamp::MAX, now);
             return;
         }
-        // With layer slots one range of layers leaves at a time.
+        // With layer slots a single range of layers leaves at a time.
         while self.evictable(FIRST, block)
             && self.residency(FIRST, block).state == ResidencyState::Resident
         {

@@ -1,10 +1,12 @@
-//! Borders: where a request goes on, and where its passes end so that later ones can go on there.
+//! Borders: the border where a request resumes, and the borders where its passes end so that later
+//! requests can resume there.
 //!
-//! With one group both are any block: a request goes on after its match. With several, a missing window or state cannot be computed by itself: that takes a pass from an earlier border.
-//! So of all borders the one is chosen at which a request is ready first: what it needs is loaded, and
-//! the rest of the prompt computed. A hole before it is computed where the windows before the hole are
-//! there. Invariant: nothing changes. Cost: O(blocks) per border that is
-//! compared: the longest one, the longest on the first tier alone and the points between them.
+//! With a single group every border is resumable: a request resumes after its match. With several
+//! groups, a missing window or state cannot be computed alone: that takes a pass from an earlier
+//! border. So the border with the earliest ready time is chosen: its needs are loaded, and the rest
+//! of the prompt is computed. A hole before it is computed if the windows before the hole are
+//! resident. Invariant: nothing changes. Cost: O(blocks) per compared border: the longest border,
+//! the longest border on the first tier alone and the points between them.
 
 use std::ops::Range;
 
@@ -19,8 +21,8 @@ use crate::manager::request::slots::lease_slots::{LATER, LeaseGroups};
 use crate::time::Nanos;
 
 impl Manager {
-    /// Cuts the path of a request to the border at which all groups resume, and plans the borders at
-    /// which the next ones will.
+    /// Cuts the path of a request to a border resumable in all groups, and plans the resume borders
+    /// for later requests.
     pub(crate) fn plan_borders(
         &self,
         ask: &Acquire<'_>,
@@ -33,12 +35,12 @@ impl Manager {
             return groups;
         }
         let (known, end) = (path_border(path), self.full_blocks(ask.tokens.len()));
-        // A repeat of the prompt goes on here: its last tokens are computed again. An engine that has
-        // promised a shorter match keeps more tokens now than the repeat will.
+        // A repeated prompt resumes here, because its last tokens are computed again. An engine
+        // with a shorter promised match keeps more tokens now than for the repeat.
         let keep = if self.tiers.engine_owned() { ask.keep.min(1) } else { ask.keep };
         let repeat = self.full_blocks(ask.tokens.len().saturating_sub(keep));
         let last = if repeat < end { Stay::Next } else { Stay::Newest };
-        // The prompt leaves a path that is known further, or has come before.
+        // Whether the prompt leaves a longer known path, or has come before.
         let leaves = path.last().is_some_and(|&last| self.trie().children(last).next().is_some());
         path.truncate(self.choose_border(ask, path, now) as usize);
         let from = path_border(path);
@@ -64,8 +66,8 @@ impl Manager {
         groups
     }
 
-    /// Places on a path for which a lease takes slots of a group: what its borders need of the blocks
-    /// `new`, and `more` blocks after them as far as a token attends.
+    /// Places on a path with new slots of a group for a lease: the needs of its borders within the
+    /// blocks `new`, and `more` later blocks as far as a token attends.
     pub(in crate::manager::request) fn places_of(
         &self,
         group: &Group,
@@ -75,10 +77,11 @@ impl Manager {
     ) -> Places {
         let size = self.points.block_tokens;
         let ends = borders.iter().map(|&(border, _)| border);
-        // A state is there only at borders; a token attends to what the end of the prompt needs.
+        // A state exists only at borders. A token attends to the needs of the prompt's end.
         let last = (group.kind != GroupKind::State).then_some(new.end);
         let after = new.end..new.end.saturating_add(more.min(group.span(size)));
-        // Where no bytes are written, the state of the end is let go before the next one has its slot.
+        // If no bytes are written, the state of the end is released before the next state has its
+        // slot.
         let later = last.is_none() && more > 1 && self.tiers.writes_bytes();
         let later = later.then_some(LATER..LATER + 1);
         let needed = group.needed_at(ends.chain(last), size, new);
@@ -89,7 +92,7 @@ impl Manager {
         u32::try_from(tokens / self.block_tokens()).expect("fewer than 2^32 blocks")
     }
 
-    /// The border of a path at which a request goes on.
+    /// The border of a path where a request resumes.
     pub(crate) fn choose_border(&self, ask: &Acquire<'_>, path: &[BlockId], now: Nanos) -> u32 {
         if self.tiers.len() == 1 {
             return self.usable_border(path, 1);
@@ -104,7 +107,7 @@ impl Manager {
         let near = self.usable_border(near, 1);
         let far = self.usable_border(path, self.tiers.len());
         match ask.load {
-            // An engine that owns the first tier names what is loaded later.
+            // An engine that owns the first tier chooses later what to load.
             LoadMode::None if !self.tiers.engine_owned() => near,
             LoadMode::None | LoadMode::All => far,
             LoadMode::Plan => {
@@ -114,7 +117,7 @@ impl Manager {
                         && self.usable_border(before, self.tiers.len()) == border
                 });
                 let borders = std::iter::once(near).chain(points).chain([far]);
-                // Of equal ones the longest: its blocks need no slots of their own.
+                // Of equal borders the longest: its blocks need no new slots.
                 let ready = |&border: &u32| {
                     let ready = self.ready_from(ask, &path[..border as usize], now);
                     (border > near && ready.is_none(), ready, u32::MAX - border)
@@ -124,7 +127,7 @@ impl Manager {
         }
     }
 
-    /// When a request that goes on after a path is ready; `None` if its loads miss the deadline.
+    /// Ready time of a request that resumes after a path, or `None` if its loads miss the deadline.
     fn ready_from(&self, ask: &Acquire<'_>, path: &[BlockId], now: Nanos) -> Option<Nanos> {
         let mut missing = self.scan(path, now);
         let plan = self.decide_loads(&mut missing, now, self.prefill(ask, path.len()));
@@ -133,8 +136,8 @@ impl Manager {
         (!late).then(|| plan.finish.saturating_add(loaded - plan.resident_at))
     }
 
-    /// When all that a resume after a path, and the holes in it, need of the groups after the first is on
-    /// the first tier, if its loads begin after those that end at `since`.
+    /// Time when the groups after the first have the needs of a resume after a path, and of its
+    /// holes, on the first tier. Their loads start after the loads that end at `since`.
     fn windows_ready(&self, path: &[BlockId], since: Nanos, now: Nanos) -> Nanos {
         let free = self.tiers.iter().map(|tier| since.max(self.lanes.free_at(tier.read)));
         let (mut ready, mut free) = (since, free.collect::<Vec<_>>());
@@ -161,7 +164,7 @@ impl Manager {
     }
 }
 
-/// Adds borders that stay to those of a pass, which are ascending.
+/// Adds lasting borders to the ascending borders of a pass.
 fn add_named(borders: &mut Vec<(u32, Stay)>, named: impl Iterator<Item = u32>) {
     for border in named {
         match borders.binary_search_by_key(&border, |&(known, _)| known) {

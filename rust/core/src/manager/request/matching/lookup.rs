@@ -12,22 +12,22 @@ use crate::trie::Query;
 
 use crate::manager::Manager;
 
-/// Residency of a matched block on one tier, as reported to the user.
+/// Residency of a matched block on a tier, as reported to the user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copy {
     /// Tier of the copy.
     pub tier: TierId,
     /// Group of layers.
     pub group: u8,
-    /// Its slot; with layer slots that of its first layer.
+    /// Its slot. With layer slots, the slot of its first layer.
     pub slot: Slot,
-    /// The layers that are valid now.
+    /// The currently valid layers.
     pub layers: Layers,
-    /// The layers that will be valid at `ready`.
+    /// The valid layers at `ready`.
     pub coming: Layers,
-    /// Predicted time of the first arriving layer; now if it is valid.
+    /// Predicted time of the first arriving layer, or now if it is valid.
     pub first: Nanos,
-    /// Predicted time of the last arriving layer; now if all are valid.
+    /// Predicted time of the last arriving layer, or now if all are valid.
     pub ready: Nanos,
     /// Whether it was evicted and stays valid until its write-back has ended.
     pub leaving: bool,
@@ -36,18 +36,18 @@ pub struct Copy {
 /// Block of a match with its copies, fastest tier first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MatchedBlock {
-    /// Which block.
+    /// The block.
     pub block: Handle,
     /// Its tokens.
     pub tokens: Vec<Token>,
-    /// Its copies, of each tier the first group's first; none for a hole.
+    /// Its copies by tier, the first group's copy first. Empty for a hole.
     pub copies: Vec<Copy>,
 }
 
 /// Longest usable prefix of a sequence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Match {
-    /// Tokens of the sequence that it covers.
+    /// Number of matched tokens of the sequence.
     pub tokens: usize,
     /// Its blocks in logical order.
     pub blocks: Vec<MatchedBlock>,
@@ -58,7 +58,8 @@ impl Manager {
     /// hole-tolerant scope, recomputable. At least `keep` tokens stay uncovered.
     ///
     /// # Errors
-    /// [`crate::error::Error::Config`] for a scope with another structure than at its first use.
+    /// [`crate::error::Error::Config`] for a scope with a different structure than at its first
+    /// use.
     pub fn lookup(
         &self,
         tokens: &[Token],
@@ -73,15 +74,15 @@ impl Manager {
         })
     }
 
-    /// The blocks that a lookup covers, without their copies.
+    /// The matched blocks of a lookup, without their copies.
     ///
     /// # Errors
-    /// As [`Manager::lookup`].
+    /// The errors of [`Manager::lookup`].
     pub fn probe(&self, query: Query<'_>, scope: &Scope, keep: usize) -> Result<Vec<Handle>> {
         Ok(self.trie().handles(&self.matched_path(query, scope, keep)?))
     }
 
-    /// The tokens and copies of blocks; none for a block that left the trie.
+    /// The tokens and copies of blocks. Empty for a block that left the trie.
     #[must_use]
     pub fn describe(&self, blocks: &[Handle], now: Nanos) -> Vec<MatchedBlock> {
         let now = self.clock.read(now);
@@ -95,7 +96,8 @@ impl Manager {
         blocks.iter().map(of).collect()
     }
 
-    /// The slots of a copy: the one of all layers, or with layer slots that of each arriving layer.
+    /// The slots of a copy: the slot of all layers, or with layer slots the slot of each arriving
+    /// layer.
     #[must_use]
     pub fn copy_slots(&self, block: Handle, copy: &Copy) -> Vec<Slot> {
         let Some(block) = self.trie().resolve(block) else { return Vec::new() };
@@ -112,20 +114,19 @@ impl Manager {
         }
     }
 
-    /// Tokens of a sequence that a lookup covers.
+    /// Number of tokens of a sequence matched by a lookup.
     ///
     /// # Errors
-    /// As [`Manager::lookup`].
+    /// The errors of [`Manager::lookup`].
     pub fn matched(&self, tokens: &[Token], scope: &Scope, keep: usize) -> Result<usize> {
         Ok(self.matched_path(Query::Tokens(tokens), scope, keep)?.len() * self.block_tokens())
     }
 
-    /// Blocks at the front of a sequence whose layers are all valid now, on one tier or over several,
-    /// up to the last border at which every group has what a resume needs. A copy that arrives or leaves
-    /// does not count.
+    /// Number of leading blocks of a sequence with all layers valid now on any tiers, up to the
+    /// last border resumable in every group. Arriving and leaving copies do not count.
     ///
     /// # Errors
-    /// As [`Manager::lookup`].
+    /// The errors of [`Manager::lookup`].
     pub fn resident(&self, query: Query<'_>, scope: &Scope, keep: usize) -> Result<usize> {
         let path = self.matched_path(query, scope, keep)?;
         let front = self.resident_front(&path);
@@ -138,12 +139,12 @@ impl Manager {
         Ok(longest(&points.groups[1..], points.block_tokens, most, has) as usize)
     }
 
-    /// Blocks at the front of a path with all layers of the first group.
+    /// Number of leading blocks of a path with all layers of the first group.
     fn resident_front(&self, path: &[BlockId]) -> usize {
         let tiers = || (0..self.tiers.len()).map(|tier| self.blocks.table(tier));
         let mut resident = 0;
         for run in self.runs(path) {
-            // One tier mostly has the full run, or its front.
+            // Usually a single tier has the full run, or its front.
             let full = tiers().map(|table| table.first_not_full(run.clone()));
             let full = full.max().unwrap_or(run.start);
             let lacking = (full..run.end).find(|&block| {
@@ -158,8 +159,8 @@ impl Manager {
         resident
     }
 
-    /// Number of leading blocks that have all layers valid on a tier now. A copy that arrives or
-    /// leaves does not count, nor does a block that left the trie.
+    /// Number of leading blocks with all layers valid on a tier now. Arriving and leaving copies do
+    /// not count, nor do blocks that left the trie.
     #[must_use]
     pub fn resident_blocks(&self, blocks: &[Handle], tier: usize) -> usize {
         let (all, table) = (self.all_layers(), self.blocks.table(tier));
@@ -169,8 +170,8 @@ impl Manager {
         blocks.iter().take_while(complete).count()
     }
 
-    /// Number of blocks of a path, after the first `skip`, up to the last border at which a tier has all
-    /// that a resume needs of every group now. A copy that arrives or leaves does not count.
+    /// Number of blocks of a path, after the first `skip`, up to the last border resumable from a
+    /// tier in every group now. Arriving and leaving copies do not count.
     #[must_use]
     pub fn resumable_blocks(&self, blocks: &[Handle], skip: usize, tier: usize) -> usize {
         let front = skip + self.resident_blocks(&blocks[skip..], tier);
@@ -191,7 +192,7 @@ impl Manager {
         Ok(path)
     }
 
-    /// The path of a query in a scope as the first group has it.
+    /// The usable path of a query in a scope for the first group.
     fn known_path(&self, query: Query<'_>, scope: &Scope, keep: usize) -> Result<Vec<BlockId>> {
         self.open()?;
         // Without digests the query needs no copy of the tokens.
@@ -206,17 +207,17 @@ impl Manager {
         Ok(self.path(id, scope, Query::Tokens(&content), keep, 0))
     }
 
-    /// Tokens of the blocks at the front of a sequence that are usable in the first group, whatever the
-    /// other groups lack.
+    /// Number of tokens of leading blocks of a sequence usable in the first group, regardless of
+    /// the remaining groups.
     ///
     /// # Errors
-    /// As [`Manager::lookup`].
+    /// The errors of [`Manager::lookup`].
     pub fn known(&self, tokens: &[Token], scope: &Scope) -> Result<usize> {
         Ok(self.known_path(Query::Tokens(tokens), scope, 0)?.len() * self.block_tokens())
     }
 
-    /// The blocks of the longest prefix that a scope may use, in a vector with capacity for `beyond` more
-    /// tokens.
+    /// The blocks of the longest prefix visible to a scope, in a vector with capacity for `beyond`
+    /// more tokens.
     pub(crate) fn path(
         &self,
         id: ScopeId,
@@ -227,7 +228,7 @@ impl Manager {
     ) -> Vec<BlockId> {
         let known = self.scopes.get(id);
         let usable = query.len().saturating_sub(keep);
-        // A prefix has at most all blocks of the trie, however long the query is.
+        // A prefix has at most all blocks of the trie, for any query length.
         let found = (usable / self.block_tokens()).min(self.trie().len());
         let mut path = Vec::with_capacity(found + beyond / self.block_tokens() + 1);
         self.trie().walk(known.root, query.first(usable), &mut path);
@@ -235,7 +236,7 @@ impl Manager {
         if known.structure == Structure::LeafOnly {
             path.truncate(self.covered(&path));
         } else {
-            // Holes that nothing follows are computed as the rest of the prompt is.
+            // Trailing holes are computed like the rest of the prompt.
             while path.last().is_some_and(|&block| !self.useful(block)) {
                 path.pop();
             }
@@ -243,15 +244,15 @@ impl Manager {
         path
     }
 
-    /// Number of leading blocks of a path that are resident or arriving with all layers.
+    /// Number of leading blocks of a path resident or arriving with all layers.
     pub(crate) fn covered(&self, path: &[BlockId]) -> usize {
-        // One tier with every block of the trie: no run needs a look.
+        // If a tier has every block of the trie, no run needs a check.
         if (0..self.tiers.len()).any(|tier| self.holds_all(tier)) {
             return path.len();
         }
         let mut covered = 0;
         for run in self.runs(path) {
-            // One tier mostly has the full run: only otherwise look block by block.
+            // Usually a single tier has the full run. Otherwise check block by block.
             if !(0..self.tiers.len()).any(|tier| self.blocks.table(tier).all_full(run.clone())) {
                 let lacking = run.clone().find(|&block| !self.missing(block).is_empty());
                 if let Some(lacking) = lacking {
@@ -279,7 +280,7 @@ impl Manager {
         copies
     }
 
-    /// The copy of a block on a tier, of a model with several groups in the first of them.
+    /// The copy of a block on a tier, in the first group.
     fn copy_on(&self, tier: TierId, block: BlockId, now: Nanos) -> Option<Copy> {
         let here = self.residency(tier, block);
         let leaving = self.leaving(tier, block);

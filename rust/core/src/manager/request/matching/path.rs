@@ -1,34 +1,34 @@
 //! Lease paths: a list of blocks in logical order, with exceptions.
 //!
-//! Nearly every block is used in its residency and needs only its id; one with a private slot, or
-//! one to be computed, has a row in a side list. Invariant: `exceptions` ascends and holds no step
-//! that is merely shared. Cost: four bytes per block; O(log n) per exception, O(1) at the end.
+//! Nearly every block is used in its residency and needs only its id. A block with a private slot,
+//! or a block to compute, has a row in a side list. Invariant: `exceptions` ascends and has no
+//! shared steps. Cost: four bytes per block. O(log n) per exception, O(1) at the end.
 
 use crate::block::{BlockId, Layers};
 use crate::private_slots::PrivateSlotId;
 
-/// Step of a path: a block and where the lease uses it.
+/// Step of a path: a block, with the slot used by the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PathBlock {
     pub(crate) block: BlockId,
     /// A private slot, used instead of the block's residency.
     pub(crate) private: Option<PrivateSlotId>,
-    /// Layers of `private` that the engine still has to compute.
+    /// Layers of `private` still to be computed by the engine.
     pub(crate) compute: Layers,
     /// Whether `load` may still bring the layers to compute.
     pub(crate) deferred: bool,
-    /// Whether the block in `private` still has to be offered to the trie.
+    /// Whether the block in `private` must still be offered to the trie.
     pub(crate) fresh: bool,
 }
 
 impl PathBlock {
-    /// A step that uses the block's residency.
+    /// A step with the block's residency.
     pub(crate) fn shared(block: BlockId) -> Self {
         Self { block, private: None, compute: Layers::NONE, deferred: false, fresh: false }
     }
 }
 
-/// Path: blocks in logical order, with the steps that are not merely shared.
+/// Path: blocks in logical order, with the exceptional steps.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LeasePath {
     blocks: Vec<BlockId>,
@@ -49,7 +49,7 @@ impl LeasePath {
         &self.blocks
     }
 
-    /// The step at a place, if the path is that long.
+    /// The step at a place, or `None` after the end of the path.
     pub(crate) fn get(&self, at: usize) -> Option<PathBlock> {
         let &block = self.blocks.get(at)?;
         let exceptions = self.exceptions.binary_search_by_key(&at, |&(at, _)| at);
@@ -66,7 +66,7 @@ impl LeasePath {
         })
     }
 
-    /// The steps that are not merely shared, with their places.
+    /// The exceptional steps, with their places.
     pub(crate) fn exceptions(&self) -> impl Iterator<Item = (usize, PathBlock)> + '_ {
         self.exceptions.iter().copied()
     }
@@ -76,18 +76,18 @@ impl LeasePath {
         self.exceptions.iter().filter_map(|(_, step)| step.private)
     }
 
-    /// Whether a step still has to be offered to the trie.
+    /// Whether any step must still be offered to the trie.
     pub(crate) fn fresh(&self) -> bool {
         self.exceptions.iter().any(|(_, step)| step.fresh)
     }
 
-    /// Blocks before the first one that still has to be offered to the trie.
+    /// Number of blocks before the first fresh step.
     pub(crate) fn written(&self) -> usize {
         let fresh = self.exceptions.iter().find(|(_, step)| step.fresh);
         fresh.map_or(self.blocks.len(), |&(place, _)| place)
     }
 
-    /// Changes a step in place; its block stays.
+    /// Changes a step in place. Its block stays.
     pub(crate) fn change<R>(&mut self, at: usize, what: impl FnOnce(&mut PathBlock) -> R) -> R {
         let block = self.blocks[at];
         let found = self.exceptions.binary_search_by_key(&at, |&(at, _)| at);
@@ -95,7 +95,7 @@ impl LeasePath {
             found.map_or_else(|_| PathBlock::shared(block), |found| self.exceptions[found].1);
         let out = what(&mut step);
         debug_assert_eq!(step.block, block);
-        // A step that has become merely shared leaves the list.
+        // A step that has become shared leaves the list.
         match (found, step == PathBlock::shared(block)) {
             (Ok(known), true) => drop(self.exceptions.remove(known)),
             (Ok(known), false) => self.exceptions[known].1 = step,
@@ -142,7 +142,7 @@ mod tests {
     use super::{LeasePath, PathBlock};
     use crate::block::Layers;
 
-    /// Against a plain list of steps.
+    /// Compares with a plain list of steps.
     #[test]
     fn it_is_a_list_of_steps() {
         let mut path = LeasePath::of((10..20).collect());

@@ -1,8 +1,8 @@
-//! Prices: a table of costs that the user gives per block, instead of the cost model.
+//! Prices: a table of user-given costs per block, in place of the cost model.
 //!
-//! `unpriced` hands blocks out and `set_costs` takes their costs, so that no user code runs under
-//! the manager's lock. Invariant: if the user prices blocks, every block is priced or unpriced; the
-//! cost model ranks unpriced ones. Cost: O(log n) per new block and per cost; none otherwise.
+//! `unpriced` returns blocks and `set_costs` takes their costs, so no user code runs under the
+//! manager's lock. Invariant: if the user prices blocks, every block is priced or unpriced. The
+//! cost model ranks unpriced blocks. Cost: O(log n) per new block and per cost, none otherwise.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,25 +13,25 @@ use crate::time::Nanos;
 
 use crate::manager::Manager;
 
-/// Costs by block, and the blocks without one.
+/// Costs by block, and the blocks without a cost.
 #[derive(Debug, Default)]
 pub(crate) struct Prices {
     known: BTreeMap<BlockId, f64>,
     unknown: BTreeSet<BlockId>,
 }
 
-/// Block without a cost, with the figures on which a cost may depend.
+/// Block without a cost, with the possible inputs of a cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unpriced {
     /// The block.
     pub block: Handle,
-    /// Tokens before it.
+    /// Number of tokens before it.
     pub context: u64,
     /// Its index in its sequence, from 0.
     pub index: u32,
-    /// Requests that used it.
+    /// Number of requests that used it.
     pub uses: u32,
-    /// Blocks of its session, or up to its own end if it belongs to none.
+    /// Number of blocks of its session, or up to its end without a session.
     pub session_blocks: u32,
 }
 
@@ -46,7 +46,7 @@ impl Prices {
         self.known.is_empty() && self.unknown.is_empty()
     }
 
-    /// A block's cost, if the user gave one.
+    /// A block's cost, if given by the user.
     pub(crate) fn of(&self, block: BlockId) -> Option<f64> {
         if self.known.is_empty() { None } else { self.known.get(&block).copied() }
     }
@@ -64,17 +64,17 @@ impl Prices {
 }
 
 impl Manager {
-    /// Restores a cost that a store kept, unless the user has given a new one.
+    /// Restores a stored cost, unless the user has given a new cost.
     pub(crate) fn restore_price(&mut self, block: BlockId, cost: f64) {
         if self.settings.priced && sound(cost).is_some() && self.prices.unknown.remove(&block) {
             self.prices.known.insert(block, cost);
         }
     }
 
-    /// Up to `limit` blocks without a cost, by id. They are handed out again until they have one.
+    /// Up to `limit` blocks without a cost, by id. They are returned again until they have a cost.
     ///
     /// # Errors
-    /// [`Error::Config`] if the manager was not made for the user's prices.
+    /// [`Error::Config`] if the manager does not use the user's prices.
     pub fn unpriced(&self, limit: usize) -> Result<Vec<Unpriced>> {
         self.check_priced()?;
         let tokens = u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight);
@@ -91,12 +91,12 @@ impl Manager {
         Ok(all.collect())
     }
 
-    /// Sets the cost of computing a token of each block again. Blocks that left the trie are
-    /// skipped: their handles name no other block. Returns how many were set.
+    /// Sets the cost of recomputing a token of each block. Blocks that left the trie are skipped:
+    /// handles are never reused. Returns the number of costs set.
     ///
     /// # Errors
-    /// [`Error::Config`] if the manager was not made for it, if there is not one cost for each
-    /// block, or for a cost that is not finite and above 0; nothing has changed then.
+    /// [`Error::Config`] if the manager does not use the user's prices, for unequal numbers of
+    /// blocks and costs, or for a cost that is not finite and positive. Nothing has changed then.
     pub fn set_costs(&mut self, blocks: &[Handle], costs: &[f64], now: Nanos) -> Result<usize> {
         self.check_priced()?;
         if blocks.len() != costs.len() {
@@ -115,7 +115,7 @@ impl Manager {
         self.tick(now);
         let mut set = 0;
         for (&handle, &cost) in blocks.iter().zip(costs) {
-            // The block may have been evicted since it was handed out.
+            // The block may have been evicted since `unpriced` returned it.
             let Some(block) = self.trie().resolve(handle) else { continue };
             self.prices.unknown.remove(&block);
             self.prices.known.insert(block, cost);

@@ -1,7 +1,7 @@
-//! Residency scan: lists the blocks of a matched path that are not fully resident on the first
-//! tier, and decides for each whether it is loaded or computed.
+//! Residency scan: lists the blocks of a matched path missing on the first tier, and decides
+//! whether each is loaded or computed.
 //!
-//! Invariant: nothing changes here. Cost: O(blocks on the list), plus the planner's.
+//! Invariant: nothing changes here. Cost: O(listed blocks), plus the planner's cost.
 
 use std::ops::Range;
 
@@ -24,19 +24,19 @@ pub(crate) struct MissingBlock {
     /// Its place on the path.
     pub(crate) at: usize,
     pub(crate) block: BlockId,
-    /// Layers that are resident or arriving on the first tier.
+    /// Layers resident or arriving on the first tier.
     here: Layers,
-    /// The other layers.
+    /// The missing layers.
     pub(crate) lacks: Layers,
-    /// Tiers from which those can be loaded, in ascending order of layers.
+    /// Source tiers of the missing layers, in ascending order of layers.
     pub(crate) sources: SmallVec<[(TierId, Layers); 1]>,
-    /// Layers of `lacks` that the engine must compute.
+    /// Layers of `lacks` to be computed by the engine.
     pub(crate) compute: Layers,
     /// Whether its layers are loaded.
     pub(crate) load: bool,
     /// Whether it is leaving the first tier and can be reclaimed without a move.
     pub(crate) reclaim: bool,
-    /// Time at which the layers `here` are valid.
+    /// Time when the layers `here` are valid.
     ready: Nanos,
 }
 
@@ -44,21 +44,21 @@ pub(crate) struct MissingBlock {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prefill {
     pub(crate) mode: LoadMode,
-    /// Loads that would be ready later are not planned.
+    /// Latest ready time of planned loads.
     pub(crate) deadline: Option<Nanos>,
     /// Time to compute the tokens after the match.
     pub(crate) rest: Nanos,
-    /// Whether the engine computes a layer while the next ones are loaded.
+    /// Whether the engine computes a layer while the next layers are loaded.
     pub(crate) layerwise: bool,
 }
 
 impl Prefill {
-    /// Load everything that can be loaded; nothing follows.
+    /// Load every loadable block, without later computation.
     pub(crate) const ALL: Self =
         Self { mode: LoadMode::All, deadline: None, rest: 0, layerwise: false };
 }
 
-/// Cached time to load a number of layers over a lane: mostly the same for a path.
+/// Cached time to load a number of layers over a lane: usually equal along a path.
 #[derive(Default)]
 struct LoadTime {
     lane: LaneId,
@@ -67,7 +67,7 @@ struct LoadTime {
 }
 
 impl MissingBlock {
-    /// A block that is absent from the first tier and fully resident on another.
+    /// A block absent from the first tier and fully resident on a lower tier.
     fn absent(at: usize, block: BlockId, tier: TierId, all: Layers, now: Nanos) -> Self {
         let (here, compute) = (Layers::NONE, Layers::NONE);
         let sources = smallvec![(tier, all)];
@@ -98,7 +98,7 @@ impl Manager {
             let lacks = self.blocks.table(0).first_not_full(run.clone());
             let rest = if self.tiers.engine_owned() { run.clone() } else { lacks..run.end };
             let lacking = (at + (rest.start - run.start) as usize..).zip(rest.clone());
-            // Mostly a run was evicted as a whole: all its blocks get the same entry.
+            // Usually a run was evicted as a whole: all its blocks get equal entries.
             if let Some(tier) = self.idle_below(&rest) {
                 let absent = |(at, block)| MissingBlock::absent(at, block, tier, all, now);
                 missing.extend(lacking.map(absent));
@@ -124,7 +124,7 @@ impl Manager {
         self.blocks.table(0).fully_resident(block) && !self.tiers.engine_owned()
     }
 
-    /// Decides for each missing block whether it is loaded or computed.
+    /// Decides whether each missing block is loaded or computed.
     pub(crate) fn decide_loads(
         &self,
         missing: &mut [MissingBlock],
@@ -132,7 +132,7 @@ impl Manager {
         ask: Prefill,
     ) -> Plan {
         let Prefill { mode, deadline, rest, layerwise } = ask;
-        // All resident: the rest of the prompt is all there is to do.
+        // All resident: only the rest of the prompt is left to compute.
         if missing.is_empty() {
             let (finish, exact) = (now.saturating_add(rest), mode == LoadMode::Plan);
             return Plan { spans: Vec::new(), resident_at: now, finish, exact };
@@ -164,28 +164,28 @@ impl Manager {
         };
         for ((miss, step), load) in missing.iter_mut().zip(&steps).zip(&solution.load) {
             miss.load = *load && matches!(step.source, Source::Load { .. });
-            // Under `None` a source may still be loaded later by `load`: until then all is to be
+            // Under `None` a later `load` may still use a source: until then everything is to be
             // computed.
             let undecided = miss.compute.is_empty() || mode == LoadMode::None;
             if !miss.lacks.is_empty() && !miss.load && undecided {
                 miss.compute = miss.lacks;
             }
-            // The resident part shares its slot, so computing any layer needs another slot for all.
+            // The resident part shares its slot, so computing any layer needs a new slot for all
+            // layers.
             if !miss.compute.is_empty() && !miss.load && self.one_slot(miss.here) {
                 miss.here = Layers::NONE;
                 miss.lacks = self.all_layers();
                 miss.compute.lo = 0;
             }
         }
-        // Layer by layer the rest of the prompt is part of the same pass. Otherwise it follows,
-        // which delays every choice alike.
+        // Layer by layer, the rest of the prompt is part of the same pass. Otherwise it follows,
+        // and delays every choice equally.
         let resident_at = now.saturating_add(solution.finish);
         let finish = if layerwise { resident_at } else { resident_at.saturating_add(rest) };
         Plan { spans: Vec::new(), resident_at, finish, exact: solution.exact }
     }
 
-    /// Switches blocks that would be loaded through host to computation; returns whether there are
-    /// any.
+    /// Switches blocks with loads through host to computation. Returns whether there are any.
     pub(crate) fn avoid_transit(&self, missing: &mut [MissingBlock]) -> bool {
         let mut any = false;
         for miss in missing {
@@ -197,7 +197,7 @@ impl Manager {
         any
     }
 
-    /// The entry of one block, reclaimed if it is leaving the first tier.
+    /// The entry of a block, reclaimed if it is leaving the first tier.
     fn reclaim_or_miss(&self, at: usize, block: BlockId, now: Nanos) -> MissingBlock {
         if self.tiers.engine_owned() || !self.can_reclaim(block) {
             return self.find_missing(at, block, now);
@@ -217,13 +217,13 @@ impl Manager {
         }
     }
 
-    /// The entry of one block.
+    /// The entry of a block.
     pub(crate) fn find_missing(&self, at: usize, block: BlockId, now: Nanos) -> MissingBlock {
         let here = if self.tiers.engine_owned() { Layers::NONE } else { self.expected(0, block) };
         let lacks = self.lacks(here);
         let mut sources: SmallVec<[(TierId, Layers); 1]> = SmallVec::new();
         let mut gap_end = 0;
-        // The uppermost tier with one of the layers is the fastest source.
+        // The uppermost tier with any of the layers is the fastest source.
         let first = (1..self.tiers.len())
             .map(|tier| (tier, self.expected(tier, block)))
             .find(|(_, found)| !found.meet(lacks).is_empty());
@@ -235,15 +235,15 @@ impl Manager {
             Some((tier, found)) if found.covers(lacks) => sources.push((tier, lacks)),
             Some(_) => gap_end = self.patch(block, lacks, &mut sources),
         }
-        // A layer can only be computed through all layers below it.
+        // Computing a layer requires computing all layers below it.
         let compute = if gap_end > 0 { Layers::new(lacks.lo, gap_end) } else { Layers::NONE };
         let ready = self.arrival(0, block).map_or(now, |arrival| arrival.ready.max(now));
         let (load, reclaim) = (false, false);
         MissingBlock { at, block, here, lacks, sources, compute, load, reclaim, ready }
     }
 
-    /// Finds the tiers of single layers where no tier has them all; returns the end of the last
-    /// gap, 0 if there is none.
+    /// Finds source tiers for single layers if no tier has them all. Returns the end of the last
+    /// gap, or 0.
     fn patch(
         &self,
         block: BlockId,
@@ -264,7 +264,7 @@ impl Manager {
         gap_end
     }
 
-    /// The planner's step of one block.
+    /// The planner's step of a block.
     fn plan_step(
         &self,
         miss: &MissingBlock,
@@ -282,7 +282,7 @@ impl Manager {
                 u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight);
             self.settings.cost.compute_ns(u64::from(self.trie().depth(miss.block)) * tokens, tokens)
         };
-        // Layers above a gap can be loaded, but the gap is computed whatever is chosen.
+        // Layers above a gap can be loaded, but the gap is always computed.
         if !miss.compute.is_empty() {
             let part =
                 u128::from(full()) * u128::from(miss.compute.hi) / u128::from(self.settings.layers);
@@ -301,7 +301,7 @@ impl Manager {
             *load_time = LoadTime { lane, layers, time };
         }
         let time = load_time.time;
-        // A source that is itself arriving delays the load.
+        // An arriving source delays the load.
         let from = miss
             .sources
             .iter()
@@ -318,20 +318,20 @@ impl Manager {
         } else {
             Source::Load { lane, time, from }
         };
-        // Loaded whatever it costs, so the planner needs no price.
+        // Always loaded, so the planner needs no price.
         let priced = mode != LoadMode::All;
         plan::Step { compute: if priced { full() } else { 0 }, source }
     }
 
-    /// The layers that `have` lacks: those after it, or before it on a single tier that drops
-    /// shallow layers first.
+    /// The layers missing in `have`: after it, or before it on a single tier that drops shallow
+    /// layers first.
     pub(crate) fn lacks(&self, have: Layers) -> Layers {
         let all = self.all_layers();
         if have.lo > 0 { Layers::new(0, have.lo) } else { Layers::new(have.hi, all.hi) }
     }
 
-    /// Fills a plan's spans over `blocks` blocks, from the decisions and their moves. Blocks that
-    /// are not missing are reused.
+    /// Fills a plan's spans over `blocks` blocks, from the decisions and their moves. Blocks absent
+    /// from `missing` are reused.
     pub(crate) fn spans(
         &self,
         blocks: usize,
@@ -378,7 +378,7 @@ impl Manager {
     }
 }
 
-/// Appends a span, or extends an earlier one of the same layers, action and tier.
+/// Appends a span, or extends an earlier span of equal layers, action and tier.
 fn join(spans: &mut Vec<Span>, span: Span) {
     let same = |known: &&mut Span| {
         known.stop == span.start

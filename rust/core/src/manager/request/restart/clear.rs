@@ -1,7 +1,7 @@
-//! Clearing: residencies of blocks on a tier end without a request.
+//! Clearing: ends residencies of blocks on a tier without a request.
 //!
-//! The points that need what leaves end, too. Invariant: all errors are found before the first change.
-//! Cost: O(blocks · log n), and O(points) per block.
+//! Points that need a cleared part end too. Invariant: all errors are found before the first
+//! change. Cost: O(blocks · log n), and O(points) per block.
 
 use std::ops::Range;
 
@@ -12,8 +12,8 @@ use crate::manager::kinds::Cause;
 use crate::tier::ResidencyState;
 
 impl Manager {
-    /// Clears consecutive blocks of a path on a tier, in one group or all. Returns those that the tier
-    /// had.
+    /// Clears consecutive blocks of a path on a tier, in a single group or all groups. Returns the
+    /// formerly resident blocks.
     pub(super) fn clear(
         &mut self,
         tier: TierId,
@@ -21,7 +21,7 @@ impl Manager {
         blocks: &[BlockId],
     ) -> Result<Vec<Handle>> {
         let groups = group.map_or(0..self.points.groups.len(), |group| group..group + 1);
-        // Children are checked with the blocks cleared along.
+        // Each block is checked together with its cleared children.
         for (at, &block) in blocks.iter().enumerate() {
             self.check_clear(tier, &groups, block, &blocks[at..])?;
         }

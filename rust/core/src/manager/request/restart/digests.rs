@@ -1,9 +1,8 @@
-//! Digest references: counts the places where digests are written, in blocks, in leases' tails and
-//! in pending hints.
+//! Digest references: counts the digests in blocks, in leases' tails and in pending hints.
 //!
-//! Invariant: each place counts as one reference, so that a digest's number is free after its last
-//! place. Cost: none before the first digest; then one look-up per token that is added or removed,
-//! and one scan of all cached tokens.
+//! Invariant: each occurrence counts as a reference, so a digest's number is free after its last
+//! occurrence. Cost: none before the first digest. Then a lookup per added or removed token, and a
+//! single scan of all cached tokens.
 
 use crate::block::{LeaseId, Token};
 use crate::error::Result;
@@ -13,7 +12,7 @@ use crate::manager::Manager;
 use crate::manager::request::life::lease::Hold;
 
 impl Manager {
-    /// Number of scopes in use, and number of digests that have a number.
+    /// Number of scopes in use, and of digests with a number.
     #[doc(hidden)]
     #[must_use]
     pub fn strangers(&self) -> (usize, usize) {
@@ -21,11 +20,11 @@ impl Manager {
         (living.count(), self.scopes.digests.len())
     }
 
-    /// The tokens of a sequence with its digests replaced by numbers, each with a reference until
-    /// freed.
+    /// The tokens of a sequence with its digests replaced by numbers. Each number has a reference
+    /// until freed.
     ///
     /// # Errors
-    /// [`crate::error::Error::Config`] if all numbers are in use; nothing has changed then.
+    /// [`crate::error::Error::Config`] if all numbers are in use. Nothing has changed then.
     pub(crate) fn intern(
         &mut self,
         scope: &Scope,
@@ -33,7 +32,7 @@ impl Manager {
         tokens: &[Token],
     ) -> Result<Vec<Token>> {
         if !scope.extra.is_empty() && !self.scopes.digests.begun() {
-            // A number in a token's place must differ from all tokens that are cached.
+            // A number in place of a token must differ from all cached tokens.
             let mut cached: Vec<Token> = Vec::new();
             self.each_written(|token| cached.push(token));
             self.scopes.digests.begin(cached.into_iter());
@@ -41,7 +40,7 @@ impl Manager {
         self.scopes.digests.intern(scope, from, tokens)
     }
 
-    /// Appends tokens to a lease's tail, which stays shorter than a block.
+    /// Appends tokens to a lease's tail. The tail stays shorter than a block.
     pub(crate) fn extend_tail(&mut self, id: LeaseId, tokens: &[Token]) {
         self.scopes.digests.hold(tokens);
         let size = self.block_tokens();
@@ -58,7 +57,7 @@ impl Manager {
         lease.tail.truncate(kept);
     }
 
-    /// Visits every token that is written with digests replaced.
+    /// Visits every stored token, with digests replaced.
     fn each_written(&self, mut visit: impl FnMut(Token)) {
         for block in self.living() {
             self.trie().tokens(block).iter().copied().for_each(&mut visit);

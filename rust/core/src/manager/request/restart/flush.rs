@@ -1,6 +1,6 @@
-//! Flush: copies of all resident blocks one tier down, so that a persistent tier holds full prefixes.
+//! Flush: copies all resident blocks to the next tier, so that a persistent tier has full prefixes.
 //!
-//! Invariant: no block is evicted for an older one. Cost: O(n log n) in the blocks of the tiers.
+//! Invariant: no block is evicted for an older block. Cost: O(n log n) in the blocks of the tiers.
 
 use std::cmp::Reverse;
 
@@ -10,18 +10,22 @@ use crate::manager::Manager;
 use crate::time::Nanos;
 
 impl Manager {
-    /// Copies blocks that are resident on no lower tier one tier down, the youngest first and
-    /// parents before their children, so that a persistent tier holds full prefixes. No younger
-    /// block is evicted for it. Blocks in flight are skipped: flush again when they have arrived.
-    /// Returns how many moves began, and how many stores to a shared tier wait by it.
+    /// Copies blocks missing on all lower tiers to the next tier.
+    ///
+    /// The youngest blocks come first and parents before their children, so that a persistent tier
+    /// has full prefixes. No younger block is evicted for it. Blocks in flight are skipped: flush
+    /// again after they have arrived. Returns the number of started moves and of newly waiting
+    /// stores to a shared tier.
     ///
     /// # Errors
-    /// [`Error::Closed`](crate::error::Error::Closed) or [`Error::Invariant`](crate::error::Error::Invariant).
+    /// [`Error::Closed`](crate::error::Error::Closed) or
+    /// [`Error::Invariant`](crate::error::Error::Invariant).
     pub fn flush(&mut self, now: Nanos) -> Result<u64> {
         self.open()?;
         let now = self.tick(now);
         let (before, mut waiting) = (self.moves.latest(), 0);
-        // From the lowest tier up, so that a block moves one tier per flush and room is made once.
+        // From the lowest tier up, so that a block moves a single tier per flush and room is made
+        // once.
         for tier in (usize::from(self.tiers.engine_owned())..self.tiers.last()).rev() {
             if self.tiers.writes(tier) && self.points.several() {
                 let known = self.shared_stores.len();

@@ -1,7 +1,7 @@
-//! Persistent index: the list of a tier's blocks that outlives the manager, and its recovery.
+//! Persistent index: a saved list of a tier's blocks, and its recovery by a new manager.
 //!
 //! Invariant: a row is recovered only if its chain of keys reaches a scope of this model. Cost:
-//! O(blocks · log n), and one hash each; of given blocks only these.
+//! O(blocks · log n), and a hash per block. `index_of` costs only its given blocks.
 
 use crate::block::{BlockId, GroupId, Handle, Layers, NO_SLOT, Place, Slot, Structure, TierId};
 use crate::error::{Error, Result};
@@ -18,7 +18,7 @@ use crate::manager::points::Stay;
 use crate::manager::request::matching::path::path_border;
 use crate::manager::settings::DropOrder;
 
-/// Row of a persistent index: one resident block.
+/// Row of a persistent index: a resident block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     /// Its identity, and the figures that rank it.
@@ -36,7 +36,7 @@ impl Manager {
     /// [`Manager::load_index`].
     ///
     /// # Errors
-    /// [`Error::Config`] for a tier that does not exist or has layer slots.
+    /// [`Error::Config`] for a nonexistent tier or a tier with layer slots.
     pub fn index(&mut self, tier: TierId, now: Nanos) -> Result<Vec<Row>> {
         self.open()?;
         self.check_index(tier)?;
@@ -52,11 +52,11 @@ impl Manager {
         Ok(rows)
     }
 
-    /// The same rows of these blocks only, in their order. Those that are not resident on the tier,
-    /// or left the trie, are skipped: their handles name no other block.
+    /// Lists the rows of the given blocks, in their order. Skips blocks not resident on the tier
+    /// and blocks that left the trie: handles are never reused.
     ///
     /// # Errors
-    /// As [`Manager::index`].
+    /// The errors of [`Manager::index`].
     pub fn index_of(&mut self, tier: TierId, blocks: &[Handle], now: Nanos) -> Result<Vec<Row>> {
         self.open()?;
         self.check_index(tier)?;
@@ -71,7 +71,7 @@ impl Manager {
         Ok(rows)
     }
 
-    /// The rows of what resume points need of a block on a tier, in the groups after the first.
+    /// The rows of a block's parts held by resume points on a tier, in the groups after the first.
     fn group_rows(&mut self, tier: TierId, block: BlockId, now: Nanos) -> Vec<Row> {
         let listed = |&group: &GroupId| {
             let place = Place::new(tier, group);
@@ -95,15 +95,16 @@ impl Manager {
         listed.then(|| Row { label: self.label(block, now), slot, layers, group })
     }
 
-    /// Rebuilds the residencies of a tier. Ages become times before `now`. A row is skipped if its
-    /// chain of keys does not reach a scope of this model through earlier rows or known blocks, if
-    /// it is no full block, if its slot is taken, or if its layers would make a hole where none may
-    /// be. Returns how many blocks became resident. Of a model with several groups the rows of a group
-    /// follow those of the first one; a border at which all groups have what a resume needs is a
-    /// resume point again.
+    /// Rebuilds the residencies of a tier.
+    ///
+    /// Ages become times before `now`. A row is skipped if its chain of keys does not reach a scope
+    /// of this model through earlier rows or known blocks, if it is no full block, if its slot is
+    /// taken, or if its layers would make a forbidden hole. Returns the number of blocks made
+    /// resident. With several groups, the rows of a group follow the rows of the first group, and a
+    /// border resumable in all groups becomes a resume point again.
     ///
     /// # Errors
-    /// [`Error::Config`] for a tier that does not exist, has layer slots or slots of an engine.
+    /// [`Error::Config`] for a nonexistent tier, or a tier with layer slots or slots of an engine.
     pub fn load_index(&mut self, tier: TierId, rows: &[Row], now: Nanos) -> Result<usize> {
         self.open()?;
         self.check_tier(tier)?;
@@ -114,7 +115,7 @@ impl Manager {
         let bound = rows.iter().map(|row| row.slot.saturating_add(1)).max();
         self.check_memory(rows.len())?;
         let slots = bound.unwrap_or(0).min(self.blocks.space(tier).capacity()) as usize;
-        // One flag per slot, and the list of the free ones.
+        // A flag per slot, and the list of the free slots.
         memory::check(slots.saturating_mul(1 + 2 * size_of::<Slot>()), || {
             format!("an index with slots up to {slots}")
         })?;
@@ -135,12 +136,12 @@ impl Manager {
             loaded += usize::from(fresh);
             known.insert(self.note_key(block, parent, row), block);
         }
-        // The slots that no row took become free again.
+        // The unused slots become free again.
         self.blocks.put_back(tier, &free);
         Ok(loaded)
     }
 
-    /// The same for a model with several groups.
+    /// Rebuilds the residencies of a tier for a model with several groups.
     fn load_group_index(&mut self, tier: TierId, rows: &[Row], now: Nanos) -> Result<usize> {
         self.check_memory(rows.len())?;
         let now = self.tick(now);
@@ -168,7 +169,7 @@ impl Manager {
                 self.blocks.give_slot(tier, row.slot);
             }
         }
-        // Points before those after them, so that newer ones replace older ones.
+        // Earlier points on a path first, so that newer points replace older points.
         ends.sort_by_key(|&block| (self.trie().depth(block), block));
         ends.dedup();
         for block in ends {
@@ -178,7 +179,7 @@ impl Manager {
         Ok(loaded)
     }
 
-    /// Caches the name of a row's block; returns its key.
+    /// Caches the name of a row's block. Returns its key.
     fn note_key(&mut self, block: BlockId, parent: Option<BlockId>, row: &Row) -> BlockKey {
         let Record { scope, digests, .. } = &row.label.record;
         let own = scope.as_ref().is_some_and(|owner| !owner.tenant.is_empty());
@@ -189,8 +190,8 @@ impl Manager {
         key
     }
 
-    /// Makes a block resident in the group and the slot of a row, if it is absent there and the slot is
-    /// free. Returns whether it did.
+    /// Makes a block resident in the group and the slot of a row, if it is absent there and the
+    /// slot is free. Returns whether it became resident.
     fn load_window(&mut self, tier: TierId, block: BlockId, row: &Row) -> bool {
         let place = Place::new(tier, row.group.into());
         let layers = self.points.groups.get(place.group).map(|group| Layers::new(0, group.layers));
@@ -215,7 +216,7 @@ impl Manager {
         }
     }
 
-    /// The block of a row whose slot is free, and whether the row made it resident.
+    /// The block of a row with a free slot, and whether the row made it resident.
     fn load_row(
         &mut self,
         tier: TierId,
@@ -225,7 +226,8 @@ impl Manager {
     ) -> Option<(BlockId, bool)> {
         let Label { record, usage } = &row.label;
         let mut whose = match (&record.scope, parent) {
-            // The first block of a scope is chained to the scope's key, a later one to its parent.
+            // The first block of a scope is chained to the scope's key, a later block to its
+            // parent.
             (Some(owner), _) if record.parent == self.scope_key(&owner.tenant, &owner.lora) => {
                 Scope::of_owner(owner)
             }
@@ -238,7 +240,7 @@ impl Manager {
             && record.tokens.len() == self.block_tokens()
             && !self.scopes.refuses(&whose)
             && self.scopes.digests.check(&whose, &record.tokens).is_ok();
-        // A damaged row, or one of other settings.
+        // A damaged row, or a row for different settings.
         if !sound || !self.fits(tier, row.layers) {
             return None;
         }
@@ -253,7 +255,7 @@ impl Manager {
         if self.residency(tier, block).state != ResidencyState::Absent {
             return Some((block, false));
         }
-        // The block was known from another tier: keep the newer figures of the two.
+        // The block was known from a second tier: keep the newer figures of the two.
         if known {
             self.blocks.change_values(&[block], |_, node| {
                 node.access = node.access.max(values.access);
@@ -272,7 +274,7 @@ impl Manager {
         Some((block, true))
     }
 
-    /// Whether these layers can be a residency of a tier, which has one end fixed.
+    /// Whether these layers can be a residency of a tier with a fixed end.
     fn fits(&self, tier: TierId, layers: Layers) -> bool {
         let all = self.all_layers();
         let lowest = match self.settings.drop_order {
@@ -283,8 +285,8 @@ impl Manager {
         !layers.is_empty() && all.covers(layers) && edge
     }
 
-    /// The block of a row, with the values of `values` if it is new, and whether it was known;
-    /// `None` if its layers, or a missing parent, would make a hole where none may be.
+    /// The block of a row, with the values of `values` if it is new, and whether it was known.
+    /// `None` if its layers, or a missing parent, would make a forbidden hole.
     fn find_row(
         &mut self,
         scope: &Scope,

@@ -1,7 +1,7 @@
 //! Marks: sets residencies without a request, for a simulator or a peer.
 //!
-//! What a resume at the end of the sequence needs is marked with it, and the end is a resume point then.
-//! Invariant: a marked copy is a copy like any other. Cost: O(blocks · log n).
+//! The needs of a resume at the end of the sequence are marked too, and the end becomes a resume
+//! point. Invariant: a marked copy is treated like any copy. Cost: O(blocks · log n).
 
 use crate::arrival::{Arrival, MoveIds};
 use crate::block::{
@@ -19,10 +19,10 @@ use crate::manager::node::Node;
 use crate::manager::points::Stay;
 use crate::manager::request::matching::path::path_border;
 
-/// Mark: full blocks of a sequence that are resident on a tier, or not.
+/// Mark: full blocks of a sequence set as resident on a tier or not.
 #[derive(Clone, Debug)]
 pub struct Mark<'a> {
-    /// The sequence; only its full blocks count.
+    /// The sequence. Only its full blocks count.
     pub tokens: &'a [Token],
     /// Scope of the blocks.
     pub scope: Scope,
@@ -30,48 +30,50 @@ pub struct Mark<'a> {
     pub tier: TierId,
     /// Whether they are resident.
     pub present: bool,
-    /// Time at which all layers are resident; `None` means now.
+    /// Time when all layers are resident. `None` means now.
     pub ready: Option<Nanos>,
-    /// Time at which the first layer is resident; `None` means at `ready`.
+    /// Time when the first layer is resident. `None` means at `ready`.
     pub first: Option<Nanos>,
 }
 
-/// Slots that a mark takes and keeps on its tier.
+/// Slots taken and kept by a mark on its tier.
 #[derive(Debug, Default)]
 struct MarkedSlots {
-    /// Those that it takes, by group.
+    /// Number of new slots, by group.
     slots: Vec<u64>,
-    /// What the end of the sequence needs of groups after the first, and is there.
+    /// Resident needs of the sequence's end in groups after the first.
     there: Vec<(Place, BlockId)>,
-    /// The rest of it, by place on the path.
+    /// Missing needs of the sequence's end, by place on the path.
     lacking: Vec<(Place, u32)>,
 }
 
 impl Manager {
-    /// Sets or clears the residency of the full blocks of a sequence on a tier. Setting makes room,
-    /// and repairs bad copies; a copy that is ready in the future is arriving until then. With several
-    /// groups the end of the sequence becomes a resume point on the tier, and clearing ends the points
-    /// that need what leaves. A slot that it takes may still be read by a move that began earlier: its
-    /// memory may be written once that move has ended.
+    /// Sets or clears the residency of the full blocks of a sequence on a tier.
+    ///
+    /// Setting makes room, and repairs bad copies. A copy with a future ready time is arriving
+    /// until then. With several groups the end of the sequence becomes a resume point on the tier,
+    /// and clearing ends the points that need a cleared part. A new slot may still be read by a
+    /// move started earlier: write its memory only after this move has ended.
     ///
     /// # Errors
-    /// [`Error::NoSpace`]; [`Error::Config`] if a block to clear is pinned, busy or the parent of
-    /// others in a leaf-only scope, if a failed move still writes a block to set or only a part of
-    /// it is in flight, or if the engine owns the tier. Nothing has changed then.
+    /// [`Error::NoSpace`]. [`Error::Config`] if a block to clear is pinned, busy or a parent in a
+    /// leaf-only scope, if a failed move still writes a block to set or only a part of it is in
+    /// flight, or if the engine owns the tier. Nothing has changed then.
     pub fn mark(&mut self, mark: &Mark<'_>, now: Nanos) -> Result<Vec<Handle>> {
         self.mark_behind(mark, 0, now)
     }
 
-    /// As [`Manager::mark`], of the blocks after the first `skip`, which stay as they are; to set
-    /// presence they must be cached.
+    /// Like [`Manager::mark`], for the blocks after the first `skip`. The first `skip` blocks are
+    /// unchanged, and must be cached when presence is set.
     ///
     /// # Errors
-    /// As [`Manager::mark`]; [`Error::Config`] if one of the first `skip` is to be cached and is not.
+    /// The errors of [`Manager::mark`]. [`Error::Config`] if a skipped block must be cached and is
+    /// not.
     pub fn mark_behind(&mut self, mark: &Mark<'_>, skip: usize, now: Nanos) -> Result<Vec<Handle>> {
         self.mark_in(mark, None, skip, now)
     }
 
-    /// The same, of all groups or one.
+    /// Marks blocks in all groups or in a single group.
     pub(super) fn mark_in(
         &mut self,
         mark: &Mark<'_>,
@@ -97,7 +99,7 @@ impl Manager {
         }
     }
 
-    /// Fails for a tier that does not exist or that the engine owns.
+    /// Fails for a nonexistent tier or an engine's tier.
     pub(crate) fn check_tier(&self, tier: TierId) -> Result<()> {
         self.tiers.check(tier)?;
         if self.tiers[tier].spec.owner == Owner::Engine {
@@ -109,7 +111,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Sets the residency of full blocks, of all groups or of the first.
+    /// Sets the residency of full blocks, in all groups or in the first group.
     fn mark_present(
         &mut self,
         mark: &Mark<'_>,
@@ -129,7 +131,7 @@ impl Manager {
         marked
     }
 
-    /// Makes a mark's tenant a producer of blocks. A shared store has only blocks that are shared.
+    /// Makes a mark's tenant a producer of blocks. A shared store has only shared blocks.
     fn mark_producers(&mut self, mark: &Mark<'_>, blocks: &[Handle], now: Nanos) {
         let blocks: Vec<BlockId> =
             blocks.iter().filter_map(|&block| self.trie().resolve(block)).collect();
@@ -142,7 +144,7 @@ impl Manager {
         }
     }
 
-    /// The same with digests replaced in the content.
+    /// Sets the residency of full blocks, with digests replaced in the content.
     fn mark_content(
         &mut self,
         mark: &Mark<'_>,
@@ -156,8 +158,8 @@ impl Manager {
         if let Some(scope) = scope {
             self.trie().walk(self.scopes.get(scope).root, Query::Tokens(content), &mut path);
         }
-        // A block without a copy is in the trie while a lease holds it, where holes may be, or while a
-        // move of its subtree ends: then unpinning removes it.
+        // A block without a copy is in the trie while a lease holds it, in a scope with holes, or
+        // while a move of its subtree ends: then unpinning removes it.
         let there = |&&block: &&BlockId| {
             self.missing(block).is_empty()
                 || self.node(block).refs > 0
@@ -168,7 +170,7 @@ impl Manager {
             return Err(Error::config(format!("{skip} blocks are to be cached, {cached} are")));
         }
         let marked = self.marked_slots((mark.tier, group), &path, skip, full / size)?;
-        // Known blocks must not be evicted for the new ones.
+        // Known blocks must not be evicted for the new blocks.
         self.pin(&path);
         let held = marked.there.iter().copied();
         held.clone().for_each(|(here, block)| self.blocks.hold(here, [block]));
@@ -186,7 +188,7 @@ impl Manager {
         let node = Node { scope, refs: 0, uses: 1, access: stamp(now), session_blocks: 0 };
         self.new_nodes(node, path.last().copied(), &content[pinned * size..], &mut path);
         let late = mark.ready.is_some_and(|ready| ready > now);
-        // New blocks that are ready now are placed run by run, all others one by one.
+        // New blocks that are ready now are placed run by run, all remaining blocks individually.
         let plain = !late && !self.tiers[mark.tier].spec.layer_slots;
         let (known, new) = path.split_at(if plain { pinned } else { path.len() });
         for &block in &known[skip..] {
@@ -204,9 +206,11 @@ impl Manager {
         Ok(self.trie().handles(&path))
     }
 
-    /// The slots that a mark of `blocks` blocks takes, the first `skip` of which stay as they are; `path`
-    /// are those that are known. Of groups after the first it sets what a resume at the end needs, of
-    /// the first `group` alone nothing of them.
+    /// The slots taken by a mark of `blocks` blocks.
+    ///
+    /// `path` has the known blocks, and the first `skip` are unchanged. In groups after the first,
+    /// it includes the needs of a resume at the end. With `group`, it includes only the first
+    /// group.
     fn marked_slots(
         &self,
         (tier, group): (TierId, Option<GroupId>),
@@ -238,7 +242,7 @@ impl Manager {
         Ok(marked)
     }
 
-    /// Slots that a block needs to be fully resident on a tier.
+    /// Number of slots needed to make a block fully resident on a tier.
     fn lacking(&self, tier: TierId, block: BlockId) -> Result<u64> {
         let (here, all) = (self.residency(tier, block), self.all_layers());
         if here.state != ResidencyState::Arriving {
@@ -262,7 +266,7 @@ impl Manager {
         ))
     }
 
-    /// Adds the layers of a block that a tier lacks. A bad copy becomes good.
+    /// Adds the missing layers of a block on a tier. A bad copy becomes good.
     fn complete_copy(&mut self, block: BlockId, mark: &Mark<'_>, now: Nanos) {
         let (here, all) = (self.residency(mark.tier, block), self.all_layers());
         // Arriving or complete: nothing is missing.
@@ -278,8 +282,8 @@ impl Manager {
         self.place(mark.tier, block, (slot, all), mark.ready, mark.first, now);
     }
 
-    /// Makes new blocks, which are absent everywhere, fully resident on a tier. Their entries are
-    /// made when they are touched.
+    /// Makes new blocks without copies fully resident on a tier. Their entries are made at their
+    /// first touch.
     fn place_new(&mut self, tier: TierId, blocks: &[BlockId], parent: Option<BlockId>) {
         self.blocks.put_new(tier, blocks);
         self.on_resident(tier, blocks);

@@ -1,8 +1,9 @@
-//! Marks of one group: residencies of consecutive blocks in it, as a shared store reports them.
+//! Marks in a single group: residencies of consecutive blocks, as reported by a shared store.
 //!
-//! A store that several machines share keeps a value per block and group, any of which may be lost. The
-//! border at the end of the marked blocks is a resume point on the tier once all that it needs is there;
-//! what no point needs is released. Invariant: a call sets no residency of another group. Cost: that of a mark.
+//! A store shared by several machines keeps a value per block and group, and may lose any of them.
+//! The border at the end of the marked blocks becomes a resume point on the tier once all its needs
+//! are there. Parts not needed by a point are released. Invariant: a call sets no residency of a
+//! different group. Cost: the cost of a mark.
 
 use crate::block::{BlockId, GroupId, Handle, NO_SLOT, Place};
 use crate::error::{Error, Result};
@@ -14,12 +15,14 @@ use crate::manager::request::restart::mark::Mark;
 use crate::time::Nanos;
 
 impl Manager {
-    /// As [`Manager::mark_behind`], in one group alone. Blocks to set in a group after the first must be
-    /// cached, and are there at once. Clearing ends the points that need what leaves.
+    /// Like [`Manager::mark_behind`], in a single group.
+    ///
+    /// Blocks to set in a group after the first must be cached, and become resident at once.
+    /// Clearing ends the points that need a cleared part.
     ///
     /// # Errors
-    /// As [`Manager::mark_behind`]; [`Error::Config`] for a group that does not exist, blocks that are not
-    /// cached, or a time at which a group after the first is ready.
+    /// The errors of [`Manager::mark_behind`]. [`Error::Config`] for a nonexistent group, uncached
+    /// blocks, or a ready time for a group after the first.
     pub fn mark_group(
         &mut self,
         mark: &Mark<'_>,
@@ -63,7 +66,7 @@ impl Manager {
             marked.iter().copied().filter(|block| !lacking.contains(block)).collect();
         let mut slots = vec![0; self.points.groups.len()];
         slots[group] = lacking.len() as u64;
-        // Known blocks must not leave for the new parts, nor parts that are there.
+        // Neither known blocks nor resident parts may leave for the new parts.
         self.pin(path);
         self.blocks.hold(here, there.iter().copied());
         let stay: Vec<_> = self.runs(path).into_iter().map(|run| (mark.tier, run)).collect();

@@ -1,12 +1,11 @@
-//! Stores ahead: copies one tier down of blocks that a lease has still to commit.
+//! Stores ahead: copies of blocks to the next tier before their lease commits them.
 //!
-//! An engine that owns the first tier asks for them before it computes the blocks, copies each one
-//! once it is computed, and commits afterwards: commit then adopts the copy as the block's
-//! residency instead of starting another store. Until then a copy belongs to no block. Invariant: a
-//! copy is a private slot of the second tier, which a row here holds together with the slot of the
-//! lease that it is made from, by the engine's number of it; a row leaves with that slot, with its
-//! move's failure and with the plan that it was computed under. Cost: O(log n) per block, and per
-//! victim. A copy's life:
+//! An engine that owns the first tier requests these stores before it computes the blocks, copies
+//! each computed block, and commits afterwards: commit then adopts the copy as the block's
+//! residency instead of starting a second store. Until then a copy belongs to no block. Invariant:
+//! a copy is a private slot of the second tier. A row here holds it together with its source slot
+//! of the lease, by the engine's slot number. The row is removed with its source slot, with its
+//! move's failure and with its plan. Cost: O(log n) per block, and per victim. A copy's life:
 //!
 //! ```text
 //! store_ahead --> in flight --> whole --commit--> residency
@@ -35,20 +34,22 @@ use crate::manager::request::slots::lease_slots::OpenSlot;
 use crate::manager::{Manager, moves};
 use crate::transfer::{End, Endpoint, MoveKind};
 
-/// The tier that the copies are made from, and the one that takes them.
+/// Source tier and destination tier of the copies.
 const FROM: TierId = 0;
 const INTO: TierId = 1;
 
 impl Manager {
-    /// Begins the stores of blocks after a lease's path, from `blocks.start` to before
-    /// `blocks.end`, whose slots the engine has named; of all of them, if none are given. Its moves
-    /// may be carried out as soon as those slots are written, and must be before others write them.
-    /// Stops at the first block without room that is free at once, and begins none where a commit
-    /// would not store at once either, or to a disk or a remote tier. Returns the moves.
+    /// Starts the stores of blocks after a lease's path, before their commit.
+    ///
+    /// The blocks are `blocks.start` to before `blocks.end`, or all of them, and the engine must
+    /// have named their slots. The moves may be carried out as soon as these slots are written, and
+    /// must be carried out before they are overwritten. Stops at the first block without
+    /// immediately free room. Starts no store if a commit would not store at once either, or to a
+    /// disk or a remote tier. Returns the moves.
     ///
     /// # Errors
-    /// [`Error::Config`] if the first tier is not the engine's, or there are no such blocks with
-    /// slots after the path.
+    /// [`Error::Config`] if the first tier is not the engine's, or the range has blocks without
+    /// named slots after the path.
     pub fn store_ahead(
         &mut self,
         id: LeaseId,
@@ -93,9 +94,8 @@ impl Manager {
         Ok(all)
     }
 
-    /// Takes back what [`Manager::store_ahead`] began for a lease and commit has not taken over:
-    /// the blocks will not be written. A slot that a rank may still write stays out of use until
-    /// the move has ended there.
+    /// Cancels the uncommitted stores of [`Manager::store_ahead`] for a lease: the blocks will not
+    /// be written. A slot that a rank may still write stays unused until the move has ended there.
     ///
     /// # Errors
     /// [`Error::Closed`].
@@ -106,14 +106,14 @@ impl Manager {
         Ok(())
     }
 
-    /// The same, at once, within another call of a client.
+    /// Cancels a lease's stores ahead at once, within a different call.
     pub(crate) fn take_back(&mut self, id: LeaseId) {
         self.find_taken_back(id);
         self.carry_out();
     }
 
-    /// Makes the copy that was made ahead from a private slot the residency of the block that was
-    /// written there, if the block has none. Returns whether it did.
+    /// Makes the copy ahead of a private slot the residency of the slot's block, if the block has
+    /// none. Returns whether it did.
     pub(crate) fn adopt_ahead(
         &mut self,
         block: BlockId,
@@ -139,7 +139,7 @@ impl Manager {
         true
     }
 
-    /// Lets the move that makes a copy bring it to a block.
+    /// Redirects the move of a copy ahead to a block.
     fn arrive_ahead(&mut self, block: BlockId, copy: PrivateSlotId, by: MoveId) {
         let handle = self.trie().handle(block);
         let known = self.moves.get_mut(by).expect("in flight");
@@ -154,7 +154,7 @@ impl Manager {
         self.residency_changed(INTO, block);
     }
 
-    /// Whether a commit stores new blocks at once, by moves that need no key.
+    /// Whether a commit stores new blocks at once, by moves without keys.
     fn stores_ahead(&self) -> bool {
         self.tiers.writes_through(FROM)
             && self.tiers[FROM].spec.admit_after <= 1
@@ -162,8 +162,8 @@ impl Manager {
             && !self.tiers[INTO].spec.kept
     }
 
-    /// Whether a copy would not be a hole of a leaf-only scope: after the last block of the path,
-    /// or after one that is stored ahead too.
+    /// Whether a copy would not be a hole of a leaf-only scope: it follows the last block of the
+    /// path, or a block stored ahead too.
     fn will_follow(&self, id: LeaseId, parent: Option<BlockId>, before: Option<bool>) -> bool {
         if self.scopes.get(self.leases[&id].scope_id).structure == Structure::Holes {
             return true;
@@ -175,7 +175,7 @@ impl Manager {
         }
     }
 
-    /// Makes room for one copy that can be written at once, without the block before it leaving.
+    /// Makes room for a copy that can be written at once, without evicting the parent block.
     fn make_room_ahead(&mut self, parent: Option<BlockId>, now: Nanos) -> bool {
         let free = self.blocks.free(INTO);
         if free > self.transit_reserve(INTO) {
@@ -186,7 +186,7 @@ impl Manager {
             self.guard(&mut set, INTO, parent..parent + 1);
         }
         let fits = self.room(&mut set, INTO, &[1], now);
-        // The slot of a victim that is written down first is free too late.
+        // A slot is free too late if its victim must be written down first.
         let clean = |fate: Fate| !matches!(fate, Fate::Demote(_));
         let at_once = set.victims.iter().any(|v| v.tier == INTO && clean(v.fate));
         if !fits || (free == 0 && !at_once) {
@@ -201,8 +201,8 @@ impl Manager {
         self.blocks.free(INTO) > 0
     }
 
-    /// Begins the copy from a private slot, for which there is room; not where a move still reads the room,
-    /// a page that another group had.
+    /// Starts the copy from a private slot into free room. Returns `None` if a move still reads the
+    /// room, a former page of a different group.
     fn begin_ahead(&mut self, id: LeaseId, source: PrivateSlotId, now: Nanos) -> Option<MoveId> {
         let layers = self.all_layers();
         let copy = self.new_private(INTO, layers);

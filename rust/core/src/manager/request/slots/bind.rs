@@ -1,7 +1,7 @@
-//! Bind: the slots of a first tier that an engine owns are named, by place on a lease's path.
+//! Bind: names the slots of an engine's first tier, by place on a lease's path.
 //!
-//! Invariant: all errors are found before the first change. The engine may name a slot that it has taken
-//! back from another lease or group: the stores that read it go out before anything writes it. Cost:
+//! Invariant: all errors are found before the first change. The engine may name a slot taken back
+//! from a different lease or group: the stores that read it are issued before any write. Cost:
 //! O(slots) per call, and O(moves in flight).
 
 use rustc_hash::FxHashMap;
@@ -15,8 +15,8 @@ use crate::private_slots::PrivateSlotId;
 use crate::transfer::End;
 
 impl Manager {
-    /// Names the slots of a tier that the engine owns: `slots[i]` holds block `first + i` of the
-    /// lease's path. Loads that waited for a name are queued.
+    /// Names the slots of an engine's tier: `slots[i]` has block `first + i` of the lease's path.
+    /// Queues loads that waited for a name.
     ///
     /// # Errors
     /// [`Error::Config`] if the first tier is not the engine's or a slot is bound already.
@@ -24,10 +24,10 @@ impl Manager {
         self.bind_group(id, first, slots, 0)
     }
 
-    /// The same in a group of layers.
+    /// Names the slots of an engine's tier in a group of layers.
     ///
     /// # Errors
-    /// As [`Manager::bind`]; [`Error::Config`] if there is no such group.
+    /// The errors of [`Manager::bind`]. [`Error::Config`] for a nonexistent group.
     pub fn bind_group(
         &mut self,
         id: LeaseId,
@@ -76,10 +76,11 @@ impl Manager {
     }
 
     /// Forgets the slots of blocks before a place in a group after the first: the engine may have
-    /// taken a part of them back, so no later commit stores them.
+    /// taken some of them back, so no later commit stores them.
     ///
     /// # Errors
-    /// [`Error::Config`] if the first tier is not the engine's, or there is no such group after the first.
+    /// [`Error::Config`] if the first tier is not the engine's, or `group` is the first group or
+    /// nonexistent.
     pub fn unbind(&mut self, id: LeaseId, before: usize, group: usize) -> Result<()> {
         self.active(id)?;
         if !self.tiers.engine_owned() {
@@ -96,7 +97,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Names the slots of moves that were planned before: they know the private slot only.
+    /// Names the slots of planned moves, which know only the private slot.
     fn name_moves(&mut self, bound: &FxHashMap<PrivateSlotId, Slot>) {
         let named = |end: End| match end {
             End::PrivateSlot(private) => bound.get(&private).copied(),
@@ -109,7 +110,7 @@ impl Manager {
         self.moves.unpark(self.clock.last());
     }
 
-    /// The private slot of a place on a lease's path or after it, if there is one.
+    /// The private slot of a place on a lease's path or after it, or `None`.
     fn private_of(lease: &Lease, group: GroupId, at: usize) -> Option<PrivateSlotId> {
         match lease.path.get(at) {
             Some(step) if group == 0 => step.private,
@@ -117,7 +118,7 @@ impl Manager {
         }
     }
 
-    /// The same, made if there is none.
+    /// The private slot of a place on a lease's path or after it. Makes it if necessary.
     fn private_at(&mut self, id: LeaseId, group: GroupId, at: usize) -> PrivateSlotId {
         if let Some(known) = Self::private_of(&self.leases[&id], group, at) {
             return known;
@@ -133,7 +134,7 @@ impl Manager {
         private
     }
 
-    /// A slot of a group that the engine will name.
+    /// A slot of a group, to be named by the engine.
     pub(in crate::manager::request) fn new_bound(&mut self, group: GroupId) -> PrivateSlotId {
         self.private_slots.add(0, NO_SLOT, self.points.layers(group))
     }

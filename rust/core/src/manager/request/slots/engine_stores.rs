@@ -1,19 +1,19 @@
-//! Stores from slots that an engine owns, before it takes them back.
+//! Stores from an engine's slots, before the engine takes them back.
 //!
-//! The first tier has no residency then, so blocks are written one tier down when they are committed or,
-//! at the latest, when their lease ends. Windows and states are written by the commit that passes their
-//! block, since the engine takes slots back that no later token attends to:
+//! The first tier has no residency then, so blocks are written to the next tier at their commit or,
+//! at the latest, at the end of their lease. Windows and states are written by the commit that
+//! passes their block, since the engine takes back slots that no later token attends to:
 //!
 //! ```text
 //!   commit           |<-------- new blocks -------->|
 //!   window   .  .  . [ 4 ][ 5 ][ 6 ][ 7 ][ 8 ][ 9 ] |   2 blocks per border
-//!                     free  free [border 8] [ end  ]    borders and the end: room is made, they are
-//!                                                       resume points; others: while slots are free
-//!   after it                                   [ 9 ]    what the next border needs stays named
+//!                     free  free [border 8] [ end  ]    borders and end: room is made, they are
+//!                                                       resume points; rest: while slots are free
+//!   after it                                   [ 9 ]    needs of the next border stay named
 //! ```
 //!
-//! The end is a point until a later one of the path replaces it. Invariant: only slots that the engine has
-//! named and written are read, before it gives them to others. Cost: O(path) per call.
+//! The end is a point until a later point of the path replaces it. Invariant: a slot is read only
+//! after the engine has named and written it, and before its reuse. Cost: O(path) per call.
 
 use std::ops::Range;
 
@@ -27,14 +27,15 @@ use crate::time::{Nanos, Stamp};
 use crate::transfer::{Endpoint, MoveKind};
 
 impl Manager {
-    /// Writes blocks that only the engine's slots hold one tier down, before it takes them back.
+    /// Writes blocks present only in the engine's slots to the next tier, before the engine takes
+    /// them back.
     pub(crate) fn store_engine_blocks(&mut self, id: LeaseId, now: Nanos) {
         if !self.tiers.engine_owned() || !self.tiers.writes(0) || self.leases[&id].suspended() {
             return;
         }
         let exceptions: Vec<_> = self.leases[&id].path.exceptions().collect();
         for (_, step) in exceptions {
-            // Slots that are still written, or not named yet, have no valid bytes.
+            // Slots still being written or not named yet have no valid bytes.
             let ready = !step.fresh && step.compute.is_empty();
             if let (Some(private), true) = (step.private, ready)
                 && self.private_slots[private].slot != NO_SLOT
@@ -44,7 +45,7 @@ impl Manager {
         }
     }
 
-    /// Makes a border that a lease has committed a resume point.
+    /// Makes a committed border of a lease a resume point.
     pub(in crate::manager::request) fn keep_border(
         &mut self,
         groups: &LeaseGroups,
@@ -59,8 +60,8 @@ impl Manager {
         }
     }
 
-    /// Makes a border a resume point on the tier below, if the engine has named all that the tier
-    /// lacks and there is room.
+    /// Makes a border a resume point on the tier below, if there is room and the engine has named
+    /// all parts missing there.
     fn store_border(
         &mut self,
         groups: &LeaseGroups,
@@ -87,7 +88,7 @@ impl Manager {
                 wanted[number] += 1;
             }
         }
-        // A block that is there must not make room for the rest.
+        // A block already there must not make room for the rest.
         for &(below, block) in &there {
             self.blocks.hold(below, [block]);
         }
@@ -114,8 +115,10 @@ impl Manager {
         }
     }
 
-    /// The named slot of a block in a group after the first that the tier below can take: it has no bytes
-    /// that cannot be read, nor a failed move that may still write them.
+    /// The named slot of a block in a group after the first, for a store below.
+    ///
+    /// Returns `None` if the block has a slot on the tier below, also for unreadable bytes or bytes
+    /// that a failed move may still write.
     fn storable(
         &self,
         groups: &LeaseGroups,
@@ -127,8 +130,8 @@ impl Manager {
         named.filter(|_| self.residency(below, block).slot == NO_SLOT)
     }
 
-    /// Takes a slot that can be written at once: a store that waits would read a slot that the engine has
-    /// given away by then.
+    /// Takes an immediately writable slot. A delayed store would read a slot the engine has already
+    /// reused.
     fn take_at_once(&mut self, below: Place) -> Option<Slot> {
         let slot = self.blocks.try_take(below)?;
         if self.blocks.waits(below, slot).is_empty() {
@@ -138,7 +141,7 @@ impl Manager {
         None
     }
 
-    /// Begins to store a block of a group after the first in a slot of the tier below.
+    /// Starts to store a block of a group after the first in a slot of the tier below.
     fn store_part(
         &mut self,
         (below, block): (Place, BlockId),
@@ -152,8 +155,8 @@ impl Manager {
         self.copy_slot(self.whole(MoveKind::Store, 0, block), src, dst, now);
     }
 
-    /// Stores the committed blocks of a path in groups after the first while the tier below has free slots:
-    /// a prompt that leaves the path for the first time finds its windows there.
+    /// Stores the committed blocks of a path in groups after the first while the tier below has
+    /// free slots: a prompt that later diverges here finds its windows there.
     pub(in crate::manager::request) fn store_while_free(
         &mut self,
         groups: &LeaseGroups,

@@ -1,11 +1,11 @@
-//! Lease slots: what a lease has in each group of layers, by place on its path.
+//! Lease slots: the slots of a lease in each group of layers, by place on its path.
 //!
-//! Full attention, that of the first group, is a window without end: the path pins all its blocks, and its
-//! slots follow the path without a gap. In each other group a lease holds what its border needs:
+//! The first group's full attention is a window without end: the path pins all its blocks, and its
+//! slots follow the path without a gap. In each later group a lease holds the needs of its border:
 //!
 //! ```text
 //!   place     0    1    2    3    4  |  5    6    7    8 ...
-//!             path                   |  what is written next
+//!             path                   |  next blocks
 //!   full      all blocks are pinned  |  [ written         ]
 //!   window              [   held   ] |  [ written ]  [ spare ]
 //!   state                     [held] |       [ written: the next state ]
@@ -27,10 +27,10 @@ use crate::manager::request::slots::placed_slots::PlacedSlots;
 use crate::private_slots::PrivateSlotId;
 use crate::tier::Owner;
 
-/// Place of the slot that follows that of the next state of a lease: no block has it yet.
+/// Place of the second state slot of a lease, before a block has it.
 pub(in crate::manager::request) const LATER: u32 = u32::MAX - 1;
 
-/// Slot that a lease writes. One to which only the lease refers is a plain number:
+/// Slot written by a lease. A slot with only this lease as holder is a plain number:
 ///
 /// ```text
 /// Plain(n) --second reference--> Private(id) --last reference--> free
@@ -39,9 +39,9 @@ pub(in crate::manager::request) const LATER: u32 = u32::MAX - 1;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpenSlot {
-    /// A slot of the first tier for all layers of a block, to which only the lease refers.
+    /// A slot of the first tier for all layers of a block, referred to only by the lease.
     Plain(Slot),
-    /// One with more holders, of layers apart, or that an engine names.
+    /// A slot with more holders, for single layers, or named by an engine.
     Private(PrivateSlotId),
 }
 
@@ -64,19 +64,20 @@ impl OpenSlot {
 /// Places to take slots for, in each group.
 #[derive(Clone, Debug, Default)]
 pub(in crate::manager::request) struct NewPlaces {
-    /// Those of the first group follow one another.
+    /// Consecutive places of the first group.
     pub(in crate::manager::request) first: Range<u32>,
     pub(in crate::manager::request) others: Vec<Places>,
 }
 
-/// Slots of a lease in one group of layers.
+/// Slots of a lease in a group of layers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LeaseSlots {
-    /// Places of the blocks that it holds, ascending; none of the first group, which the path pins.
+    /// Places of its held blocks, ascending. Empty for the first group, which is pinned by the
+    /// path.
     pub(crate) held: Vec<u32>,
-    /// The slots that it writes, and all that an engine has named or will name in groups after the first.
+    /// Slots it writes, and all engine-named slots in groups after the first.
     pub(crate) written: PlacedSlots,
-    /// Those taken while room is free: others may take them until the block table is read.
+    /// Slots taken while room is free. They can be reclaimed until the block table is read.
     pub(crate) spare: PlacedSlots,
 }
 
@@ -84,16 +85,16 @@ pub(crate) struct LeaseSlots {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LeaseGroups {
     slots: SmallVec<[LeaseSlots; 1]>,
-    /// Borders after the match that become resume points, ascending, and how long they stay.
+    /// Borders after the match that become resume points, ascending, with their lifetimes.
     pub(crate) borders: Vec<(u32, Stay)>,
-    /// Blocks of the path that have their slots in the groups after the first.
+    /// Number of blocks of the path with slots in the groups after the first.
     pub(crate) done: u32,
-    /// Full blocks of the prompt of a model with several groups.
+    /// Number of full blocks of the prompt of a model with several groups.
     pub(crate) end: u32,
-    /// What the border of the match needs in groups after the first, and no load brings yet: group and
+    /// Needs of the match's border in groups after the first that no load brings yet: group and
     /// place.
     pub(in crate::manager::request) deferred: Vec<(GroupId, u32)>,
-    /// How long the end of the match stays a resume point, if later prompts may leave the path there.
+    /// Lifetime of the match's end as a resume point, if a later prompt may diverge there.
     pub(in crate::manager::request) here: Option<Stay>,
 }
 
@@ -114,14 +115,14 @@ impl IndexMut<GroupId> for LeaseGroups {
 }
 
 impl LeaseGroups {
-    /// Nothing, in this number of groups.
+    /// Empty slots for this number of groups.
     pub(crate) fn of(groups: usize) -> Self {
         let mut slots: SmallVec<[LeaseSlots; 1]> = SmallVec::new();
         slots.resize_with(groups, LeaseSlots::default);
         Self { slots, ..Self::default() }
     }
 
-    /// The borders at which resumes have to be possible: the lease's own, and its end.
+    /// The borders that must be resumable: the lease's borders, and its end.
     pub(in crate::manager::request) fn ends(&self, end: u32) -> impl Iterator<Item = u32> + '_ {
         self.borders.iter().map(|&(border, _)| border).chain([end])
     }
@@ -131,12 +132,12 @@ impl LeaseGroups {
         &self.slots
     }
 
-    /// The same, mutable.
+    /// Its slots in each group, mutable.
     pub(crate) fn all_mut(&mut self) -> &mut [LeaseSlots] {
         &mut self.slots
     }
 
-    /// The slots that no block has, with their groups.
+    /// The slots without a block, with their groups.
     pub(crate) fn open(&self) -> impl Iterator<Item = (GroupId, OpenSlot)> + '_ {
         self.slots.iter().enumerate().flat_map(|(group, slots)| {
             let open = slots.written.slots().chain(slots.spare.slots());
@@ -146,7 +147,7 @@ impl LeaseGroups {
 }
 
 impl Manager {
-    /// Slots of each group that these places take on the first tier.
+    /// Number of slots of each group taken by these places on the first tier.
     #[inline]
     pub(in crate::manager::request) fn slots_for(&self, places: &NewPlaces) -> SmallVec<[u64; 4]> {
         let first = self.tiers.units(0, self.all_layers()) * places.first.len() as u64;
@@ -157,7 +158,7 @@ impl Manager {
         slots
     }
 
-    /// Takes slots for a lease at these places, which have none, and for which the caller has made room.
+    /// Takes slots for a lease at places without slots. The caller has made room.
     pub(in crate::manager::request) fn take_places(
         &mut self,
         groups: &mut LeaseGroups,
@@ -182,7 +183,7 @@ impl Manager {
         }
     }
 
-    /// The private slot of an open slot, made if it is plain.
+    /// The private slot of an open slot. Makes it for a plain slot.
     pub(crate) fn as_private(&mut self, open: OpenSlot) -> PrivateSlotId {
         match open {
             OpenSlot::Plain(slot) => {
@@ -193,7 +194,7 @@ impl Manager {
         }
     }
 
-    /// The same for the slot of the first group after a lease's path, which stays open.
+    /// The private slot of the first group's slot after a lease's path, which stays open.
     pub(crate) fn share_open(&mut self, id: LeaseId) -> PrivateSlotId {
         let lease = &self.leases[&id];
         let next = path_border(lease.path.blocks());
@@ -202,7 +203,7 @@ impl Manager {
         private
     }
 
-    /// The stores that must end before an open slot of a group may be written.
+    /// The stores to finish before a write to an open slot of a group.
     pub(crate) fn open_slot_waits(&self, group: GroupId, open: OpenSlot) -> MoveIds {
         match open {
             OpenSlot::Plain(slot) => self.blocks.waits(Place::new(0, group), slot),
@@ -210,7 +211,7 @@ impl Manager {
         }
     }
 
-    /// Gives an open slot of a lease back.
+    /// Returns an open slot of a lease.
     pub(crate) fn close_open(&mut self, group: GroupId, open: OpenSlot) {
         match open {
             OpenSlot::Plain(slot) => self.blocks.give_slot(Place::new(0, group), slot),
@@ -218,7 +219,7 @@ impl Manager {
         }
     }
 
-    /// Gives all open slots of a lease back.
+    /// Returns all open slots of a lease.
     pub(crate) fn close_slots(&mut self, groups: &mut LeaseGroups) {
         for (group, slots) in groups.slots.iter_mut().enumerate() {
             for list in [&mut slots.written, &mut slots.spare] {
@@ -231,7 +232,7 @@ impl Manager {
         }
     }
 
-    /// Gives all holds of a lease on a path back.
+    /// Ends all holds of a lease on a path.
     pub(crate) fn end_holds(&mut self, groups: &mut LeaseGroups, path: &[BlockId]) {
         for (group, slots) in groups.slots.iter_mut().enumerate().skip(1) {
             self.blocks.unhold(Place::new(0, group), blocks_at(path, &slots.held));
@@ -239,7 +240,7 @@ impl Manager {
         }
     }
 
-    /// Moves a lease's holds to the border of a path at which it goes on.
+    /// Moves a lease's holds to the border of a path where it resumes.
     pub(in crate::manager::request) fn move_holds(
         &mut self,
         id: LeaseId,

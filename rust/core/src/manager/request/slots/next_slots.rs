@@ -1,4 +1,4 @@
-//! Next slots: room that a lease takes for the tokens after its path, in all groups.
+//! Next slots: room of a lease for the tokens after its path, in all groups.
 //!
 //! ```text
 //!   prompt               end                    last block that a reservation fills
@@ -7,10 +7,10 @@
 //!    need                  states: the next one [1], and one more that takes its place [2]
 //! ```
 //!
-//! A commit gives the slot of the next state to its block. The one before is free then, unless a
-//! resume point stays at the end that the lease leaves: a second slot is for that.
-//! Invariant: a lease has a slot for its next state as long as it has room for tokens after its prompt. Cost:
-//! O(slots taken).
+//! A commit gives the slot of the next state to its block. The previous slot is then free, unless
+//! the lease leaves a resume point there: the second slot is for this case. Invariant: a lease has
+//! a slot for its next state as long as it has room for tokens after its prompt. Cost: O(slots
+//! taken).
 
 use std::ops::Range;
 
@@ -27,8 +27,11 @@ use crate::manager::request::slots::lease_slots::{LATER, LeaseGroups, NewPlaces,
 use crate::time::Nanos;
 
 impl Manager {
-    /// Takes room again for blocks that a lease has lost: `lost` blocks after its path, or as many as
-    /// its prompt lacks. Without room in all of several groups it has none, and has to reserve.
+    /// Takes room again for lost blocks of a lease.
+    ///
+    /// These are `lost` blocks after its path, or the missing blocks of its prompt if there are
+    /// more. With several groups, a lack of room in any group leaves it without room, and it has to
+    /// reserve.
     pub(crate) fn reopen(&mut self, id: LeaseId, lost: usize, now: Nanos) {
         let lease = &self.leases[&id];
         let open = lease.groups[0].written.len();
@@ -41,8 +44,7 @@ impl Manager {
         }
     }
 
-    /// Places for which a lease takes slots if its next tokens fill the last block up to `written`
-    /// tokens, without those that have one, by group.
+    /// Places by group without a slot, if a lease's next tokens fill blocks up to `written` tokens.
     pub(in crate::manager::request) fn unopened(&self, lease: &Lease, written: usize) -> NewPlaces {
         let (groups, path) = (&lease.groups, lease.path.blocks());
         let first = path_border(path);
@@ -50,7 +52,7 @@ impl Manager {
         let end = first.saturating_add(most);
         let known = path_room(lease);
         let mut places = NewPlaces { first: known..end.max(known), others: Vec::new() };
-        // Where no bytes are written, a block of other groups gets its slot when it is committed.
+        // If no bytes are written, a block of later groups gets its slot at its commit.
         if !self.tiers.writes_bytes() {
             return places;
         }
@@ -74,7 +76,7 @@ impl Manager {
     /// Makes room for slots of a lease at these places of each group, and takes them.
     ///
     /// # Errors
-    /// [`Error::NoSpace`](crate::error::Error::NoSpace); nothing has changed then.
+    /// [`Error::NoSpace`](crate::error::Error::NoSpace). Nothing has changed then.
     pub(in crate::manager::request) fn open_places(
         &mut self,
         id: LeaseId,
@@ -92,16 +94,17 @@ impl Manager {
         Ok(())
     }
 
-    /// The place on a path of the next state that a lease writes: that of the last block which the
-    /// next tokens fill, or of the one which they begin. Inside the prompt passes end at borders only, so
-    /// it is after the prompt.
+    /// The place of the next state written by a lease.
+    ///
+    /// It is the last block filled by the next tokens, or the block they start. Inside the prompt
+    /// passes end only at borders, so it is after the prompt.
     fn state_place(&self, groups: &LeaseGroups, first: u32, written: usize) -> u32 {
         let full = u32::try_from(written / self.block_tokens()).unwrap_or(u32::MAX);
         first.saturating_add(full.saturating_sub(1)).max(groups.end)
     }
 
-    /// Places for the slots of next states that a lease lacks, if it is to write the blocks `after` its
-    /// prompt and its path, the `next` state at the end of one of them.
+    /// Missing places of a lease's next state slots, if it is to write the blocks `after` its
+    /// prompt and its path, with the `next` state at the end of a block.
     fn lacking_states(
         &self,
         group: GroupId,
@@ -114,7 +117,7 @@ impl Manager {
             .held
             .last()
             .filter(|&&place| place >= groups.end && place + 1 == path_border(path));
-        // No point holds it: its slot is free once the next state is written.
+        // No point holds it, so its slot is free once the next state is written.
         let here = Place::new(0, group);
         let own = end.is_some_and(|&end| self.blocks.holds(here, path[end as usize]) == 1);
         let written = &groups[group].written;
@@ -123,7 +126,7 @@ impl Manager {
         [next, LATER].into_iter().filter(|&place| !written.has(place)).take(wanted)
     }
 
-    /// Moves the slot of the next state of a lease to the block at whose end it is written.
+    /// Moves the slot of a lease's next state to the place of its block.
     pub(crate) fn place_states(&mut self, id: LeaseId, written: usize) {
         if !self.tiers.writes_bytes() {
             return;
@@ -143,7 +146,7 @@ impl Manager {
         }
     }
 
-    /// Takes slots for the block after a path, into which the next tokens are written.
+    /// Takes slots for the block after a path, for the next tokens.
     pub(crate) fn open_next(&mut self, id: LeaseId) {
         // Without room to grow they have no block in the first group either.
         let room = path_room(&self.leases[&id]);
@@ -162,7 +165,7 @@ impl Manager {
         *self.lease_mut(id).groups = groups;
     }
 
-    /// Places after the path of a lease for whose slots in a group it takes what is free.
+    /// Places after the path of a lease with optional slots in a group, taken while slots are free.
     fn next_places(
         &self,
         lease: &Lease,
@@ -179,7 +182,7 @@ impl Manager {
         self.lacking_states(group, groups, path, first..room.max(first), first).collect()
     }
 
-    /// A slot that is free or released.
+    /// Takes a free or released slot.
     pub(in crate::manager::request) fn take_unheld_slot(&mut self, group: GroupId) -> Option<Slot> {
         loop {
             if let Some(slot) = self.blocks.try_take(Place::new(0, group)) {
@@ -193,15 +196,15 @@ impl Manager {
         }
     }
 
-    /// Takes slots for the blocks of a prompt that no border needs, as far as any are free once the
-    /// request has those that it was promised: a later prompt may leave this one there.
+    /// Takes free slots for the prompt's blocks between borders, after the request has its promised
+    /// slots: speculative slots for a prompt that diverges later.
     pub(in crate::manager::request) fn take_spare_slots(&mut self, groups: &mut LeaseGroups) {
         if !self.tiers.writes_bytes() {
             return;
         }
         let places = groups.done..groups.end;
         for group in self.points.other_numbers() {
-            // A state is there only where a pass ends.
+            // A state exists only at the end of a pass.
             let state = self.points.groups[group].kind == GroupKind::State;
             for place in if state { 0..0 } else { places.clone() } {
                 if groups[group].written.has(place) {
@@ -213,12 +216,12 @@ impl Manager {
         }
     }
 
-    /// Makes the spare slots of a lease its own, in a group.
+    /// Makes the spare slots of a lease permanent, in a group.
     pub(in crate::manager::request) fn keep_spare(&mut self, id: LeaseId, group: GroupId) {
         let mut twice: SmallVec<[OpenSlot; 4]> = SmallVec::new();
         let groups = &mut self.lease_mut(id).groups;
         for (place, slot) in std::mem::take(&mut groups[group].spare).iter() {
-            // A reservation may have taken another slot for the place.
+            // A reservation may have taken a second slot for the place.
             if place < groups.done || groups[group].written.has(place) {
                 twice.push(slot);
             } else {

@@ -1,9 +1,9 @@
-//! Parts of blocks in groups after the first that leave a tier by themselves.
+//! Parts of blocks: evicts parts in groups after the first individually.
 //!
-//! An engine that divides its memory by group wants room in one of them: windows and states leave, and
-//! the blocks stay for the first group. Invariant: what a lease or a pin holds stays, and a point whose
-//! parts leave has ended. Cost: O(released parts) per call, and O(n log n) in the blocks that may leave
-//! once a point has to end.
+//! An engine with memory divided by group wants room in a single group: windows and states leave,
+//! and the blocks stay for the first group. Invariant: parts held by a lease or a pin stay, and a
+//! point with leaving parts has ended. Cost: O(released parts) per call, and O(n log n) in the
+//! evictable blocks once a point has to end.
 
 use crate::block::{BlockId, Handle, Part, Place, TierId};
 use crate::error::{Error, Result};
@@ -12,12 +12,13 @@ use crate::residency::ReleasedAt;
 use crate::time::Nanos;
 
 impl Manager {
-    /// Makes up to `count` parts of blocks leave a place: released ones, then those of the resume points
-    /// that leave first by the policy of the tier. Returns their blocks; fewer if the rest is held.
+    /// Evicts up to `count` parts of blocks from a place.
+    ///
+    /// Released parts leave first, then the parts of resume points in the eviction order of the
+    /// tier. Returns their blocks. Returns fewer if the rest is held.
     ///
     /// # Errors
-    /// [`Error::Config`] for the first group, or if there is no such tier or group or the engine owns
-    /// the tier's slots.
+    /// [`Error::Config`] for the first group, a nonexistent tier or group, or an engine's tier.
     pub fn evict_parts(&mut self, place: Place, count: u64, now: Nanos) -> Result<Vec<Handle>> {
         self.open()?;
         self.check_part(place)?;
@@ -30,8 +31,8 @@ impl Manager {
         Ok(left)
     }
 
-    /// Ends points of a tier until `count` parts have left a place: first those that alone hold one, then
-    /// others, as two points may hold the same parts.
+    /// Ends points of a tier until `count` parts have left a place: first points that alone hold a
+    /// part, then further points, because two points may hold the same parts.
     fn end_points(&mut self, place: Place, count: u64, left: &mut Vec<Handle>, now: Nanos) {
         let mut points = self.points_in_order(place.tier, now);
         for alone in [true, false] {
@@ -53,10 +54,11 @@ impl Manager {
         }
     }
 
-    /// Makes the parts of these blocks leave a place, and ends the points that need them.
+    /// Evicts the parts of these blocks from a place, and ends the points that need them.
     ///
     /// # Errors
-    /// As [`Manager::evict_parts`]; [`Error::Config`] if a lease or a pin holds one of them.
+    /// The errors of [`Manager::evict_parts`]. [`Error::Config`] if a lease or a pin holds any
+    /// part.
     pub fn clear_parts(
         &mut self,
         place: Place,
@@ -73,7 +75,7 @@ impl Manager {
             if !self.blocks.expects(place, block) {
                 continue;
             }
-            // Of most parts no point needs any.
+            // Most parts are needed by no point.
             if self.blocks.holds(place, block) > 0 {
                 self.drop_points_of(tier, Part { group, block });
             }
@@ -90,7 +92,7 @@ impl Manager {
         Ok(left)
     }
 
-    /// Fails for a place that does not exist or whose slots the engine owns.
+    /// Fails for a nonexistent place or an engine's tier.
     pub(crate) fn check_place(&self, Place { tier, group }: Place) -> Result<()> {
         self.check_tier(tier)?;
         let groups = self.points.groups.len();
@@ -121,8 +123,8 @@ impl Manager {
         }
     }
 
-    /// The points of a tier in the order in which they leave; those that leases or pins of their blocks
-    /// keep are the last.
+    /// The points of a tier in eviction order. Points kept by leases or pins of their blocks come
+    /// last.
     fn points_in_order(&self, tier: TierId, now: Nanos) -> Vec<BlockId> {
         let linked = self.tiers[tier].eviction.order(now).into_iter().map(|entry| entry.id);
         let mut points: Vec<BlockId> =

@@ -1,8 +1,8 @@
-//! Pinned copies: kept on their tier while another machine reads them.
+//! Pinned copies: kept on their tier while a second machine reads them.
 //!
-//! A pin takes no slot on any tier above. Of a group after the first it holds a residency as a resume
-//! point does. Invariant: a pinned copy has all layers and is no victim of its tier; audit counts pins
-//! as moves that read, and in the other groups as holders. Cost: O(log n) per block.
+//! A pin takes no slot on the tiers above. In a group after the first it holds a residency like a
+//! resume point. Invariant: a pinned copy has all layers and is no victim of its tier. Audit counts
+//! pins as reading moves, and in the later groups as holders. Cost: O(log n) per block.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use crate::manager::Manager;
 use crate::tier::{Residency, ResidencyState};
 use crate::time::Nanos;
 
-/// A pin's id; never used twice.
+/// Id of a pin, never used twice.
 pub type PinId = u64;
 
-/// The pins that are held.
+/// The pins currently held.
 #[derive(Debug, Default)]
 pub(crate) struct Pins {
     held: BTreeMap<PinId, (Place, Vec<BlockId>)>,
@@ -45,12 +45,12 @@ impl Pins {
 }
 
 impl Manager {
-    /// Keeps the copies of blocks on a tier where they are until [`Manager::unpin_copies`]; of a group
-    /// of layers, if the place names one.
+    /// Pins the copies of blocks on a tier until [`Manager::unpin_copies`], in the place's group of
+    /// layers.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no such tier or group or the engine owns the tier's slots, or if a
-    /// block does not have all layers there; nothing has changed then.
+    /// [`Error::Config`] for a nonexistent tier or group, an engine's tier, or a block without all
+    /// layers there. Nothing has changed then.
     pub fn pin_copies(
         &mut self,
         blocks: &[Handle],

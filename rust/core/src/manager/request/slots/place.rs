@@ -1,12 +1,13 @@
-//! Placing: the slots that blocks get as a lease commits them, in all groups.
+//! Placing: assigns slots to blocks at their commit, in all groups.
 //!
 //! ```text
 //!   match   border          branch            end of the prompt
 //!   |-------|----------------|-----------------|------ answer
-//!    [held ]            [ window of a point ]  [ window of a point ]   the rest: slots that are free
+//!    [held ]            [ window of a point ]  [ window of a point ]   the rest: free slots
 //! ```
 //!
-//! Invariant: a lease holds on the first tier what its border needs. Cost: O(blocks committed · groups).
+//! Invariant: a lease holds the needs of its border on the first tier. Cost: O(committed blocks ·
+//! groups).
 
 use crate::block::{BlockId, GroupId, LeaseId, Place, Slot, TierId};
 use crate::group::GroupKind;
@@ -21,8 +22,8 @@ use crate::tier::{Residency, ResidencyState};
 use crate::time::Nanos;
 
 impl Manager {
-    /// Makes open slots the residencies of new blocks, which are pinned and so have no entry to
-    /// refresh. Stops at the first private slot; returns how many were before it.
+    /// Makes open slots the residencies of new blocks. New blocks are pinned, so they have no entry
+    /// to refresh. Stops at the first private slot. Returns the number of slots before it.
     pub(in crate::manager::request) fn place_open(
         &mut self,
         blocks: &[BlockId],
@@ -39,8 +40,8 @@ impl Manager {
         settled
     }
 
-    /// Offers a private slot to the trie as the block's residency. Returns a slot that stays with
-    /// the lease: the engine's, or a duplicate, which is reported.
+    /// Offers a private slot to the trie as the block's residency. Returns the slot if the lease
+    /// keeps it: an engine's slot, or a reported duplicate.
     pub(in crate::manager::request) fn offer_private(
         &mut self,
         block: BlockId,
@@ -48,7 +49,7 @@ impl Manager {
         now: Nanos,
         out: &mut Committed,
     ) -> Option<PrivateSlotId> {
-        // The engine keeps its slot; only the tiers below are ours.
+        // The engine keeps its slot, so only the tiers below are managed here.
         if self.tiers.engine_owned() {
             self.forget_bad_copies(block);
             if self.ahead.is_empty() || !self.adopt_ahead(block, private, now) {
@@ -69,9 +70,10 @@ impl Manager {
         }
     }
 
-    /// Makes a private slot the block's residency, if those layers are absent, or if they have a slot on
-    /// the first tier that no other lease uses and no move reads: a lease takes no more slots than its
-    /// tokens need.
+    /// Makes a private slot the block's residency if the layers are absent on the tier.
+    ///
+    /// Also replaces an idle residency on the first tier used only by this lease, so that a lease
+    /// takes no more slots than its tokens need.
     pub(crate) fn install(&mut self, tier: TierId, block: BlockId, private: PrivateSlotId) -> bool {
         let PrivateSlot { slot, layers, refs, busy, .. } = self.private_slots[private];
         let here = self.residency(tier, block);
@@ -79,12 +81,12 @@ impl Manager {
         let replaces = idle && tier == 0 && self.node(block).refs == 1;
         let full =
             layers == self.all_layers() && (here.state == ResidencyState::Absent || replaces);
-        // With layer slots the two ranges may join to one.
+        // With layer slots the two ranges may join.
         let grows = idle
             && self.tiers[tier].spec.layer_slots
             && !here.have.covers(layers)
             && here.have.join(layers).is_some();
-        // A slot that a fork or a move uses cannot change its owner.
+        // A slot used by a fork or a move cannot change its owner.
         if refs > 1 || busy > 0 || !(full || grows) {
             return false;
         }
@@ -105,8 +107,8 @@ impl Manager {
         true
     }
 
-    /// Gives the blocks that a request has computed within its match their slots in the groups after the
-    /// first, and lets go of what only they needed.
+    /// Assigns slots in the groups after the first to the computed blocks within a request's match,
+    /// and releases holds no longer needed.
     pub(crate) fn place_computed(&mut self, id: LeaseId) {
         if self.tiers.engine_owned() || !self.points.several() {
             return;
@@ -130,9 +132,10 @@ impl Manager {
         *self.lease_mut(id).groups = groups;
     }
 
-    /// Gives the blocks that a lease has committed their slots in the groups after the first, makes its
-    /// borders resume points, and releases what no later token attends to. An engine's slots stay its
-    /// own: the points are stored from there.
+    /// Assigns slots in the groups after the first to the committed blocks of a lease.
+    ///
+    /// Then makes its borders resume points, and releases blocks that no later token attends to. An
+    /// engine keeps its slots: the points are stored from there.
     pub(crate) fn place_committed(&mut self, id: LeaseId) {
         if !self.points.several() {
             return;
@@ -150,7 +153,7 @@ impl Manager {
         }
         let reached = groups.borders.partition_point(|&(border, _)| border <= end);
         let mut kept: Vec<_> = groups.borders.drain(..reached).collect();
-        // An engine takes slots back that the end needs before the lease ends there.
+        // An engine takes back slots needed by the end before the lease ends there.
         let mut next = end;
         if self.tiers.engine_owned() {
             if self.points.every == 0 && kept.last().is_none_or(|&(border, _)| border < end) {
@@ -170,8 +173,8 @@ impl Manager {
         self.carry_out();
     }
 
-    /// The same in one group: a slot for each new block that a border or the end needs, and for others as
-    /// long as room is free.
+    /// Assigns slots in a single group: a slot for each new block needed by a border or the end,
+    /// and for further blocks while room is free.
     fn place_in_group(
         &mut self,
         number: GroupId,
@@ -195,7 +198,7 @@ impl Manager {
                     let Some(slot) = slot else { continue };
                     self.blocks.put(here, block, slot);
                 }
-                // The same bytes are there, and a later block of the answer gets the slot.
+                // The same bytes are resident, so a later block of the answer gets the slot.
                 (ResidencyState::Resident, Some(slot)) => {
                     let next = (end..room).find(|&place| !groups[number].written.has(place));
                     let next = next.filter(|_| place >= groups.end && self.tiers.writes_bytes());
@@ -205,7 +208,7 @@ impl Manager {
                         self.blocks.give_slot(here, slot);
                     }
                 }
-                // Moves may still write the slot that the block has: the lease keeps its own.
+                // Moves may still write the block's slot, so the lease keeps its own slot.
                 (_, Some(slot)) if self.tiers.writes_bytes() => {
                     groups[number].written.insert(place, OpenSlot::Plain(slot));
                     continue;
@@ -220,8 +223,8 @@ impl Manager {
         }
     }
 
-    /// A slot for a committed block that got none before: where no bytes are written, one of those
-    /// that a lease needs no more, or a free or released one if it is `wanted`.
+    /// A slot for a committed block without a slot, if no bytes are written: a slot the lease no
+    /// longer needs, or, if `wanted`, a free or released slot.
     fn late_slot(
         &mut self,
         number: GroupId,
@@ -230,7 +233,7 @@ impl Manager {
         end: u32,
         wanted: bool,
     ) -> Option<Slot> {
-        // A state is there only where a pass ends.
+        // A state exists only at the end of a pass.
         let state = self.points.groups[number].kind == GroupKind::State;
         if self.tiers.writes_bytes() || (state && !wanted) {
             return None;
@@ -242,7 +245,7 @@ impl Manager {
         self.take_unheld_slot(number)
     }
 
-    /// Releases the blocks of a path that neither the border `end` nor one of a lease's borders needs.
+    /// Releases the blocks of a path that neither the border `end` nor any border of a lease needs.
     fn slide(&mut self, number: GroupId, groups: &mut LeaseGroups, path: &[BlockId], end: u32) {
         let size = self.points.block_tokens;
         let needed = self.points.groups[number].needed_at(groups.ends(end), size, 0..u32::MAX);

@@ -1,8 +1,8 @@
 //! Slots by their place on a path, in runs of consecutive places.
 //!
-//! A lease's slots of the first group are one run; those of a window are one at each border. So a lease
-//! takes and gives them run by run. Invariant: runs ascend, none is empty. Cost: O(log runs) to find a
-//! place, O(runs) to add or remove one, O(1) at both ends of a run.
+//! A lease's slots of the first group are a single run, and a window's slots are a run per border.
+//! So slots are taken and returned run by run. Invariant: runs ascend, and none is empty. Cost:
+//! O(log runs) to find a place, O(runs) to add or remove a place, O(1) at both ends of a run.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -34,7 +34,7 @@ impl Run {
 pub(crate) struct PlacedSlots(SmallVec<[Run; 1]>);
 
 impl PlacedSlots {
-    /// The run and the index there of a place that has a slot, or the run before which it would be.
+    /// The run and index of a place's slot, or the index of the run after a place without a slot.
     fn find(&self, place: u32) -> Result<(usize, usize), usize> {
         let at = self.0.partition_point(|run| run.places().end <= place);
         let within = self.0.get(at).and_then(|run| place.checked_sub(run.first));
@@ -52,7 +52,7 @@ impl PlacedSlots {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no slots.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -68,7 +68,7 @@ impl PlacedSlots {
         self.find(place).is_ok()
     }
 
-    /// The places among these that have no slot.
+    /// The places without a slot among `places`.
     pub(crate) fn lacking(&self, places: &Places) -> Places {
         let mut lacking: Vec<Range<u32>> = places.ranges().collect();
         for known in self.0.iter().map(Run::places) {
@@ -81,12 +81,12 @@ impl PlacedSlots {
         Places::of(lacking)
     }
 
-    /// Gives a place that has none a slot.
+    /// Adds a slot for a place without a slot.
     pub(crate) fn insert(&mut self, place: u32, slot: OpenSlot) {
         self.add(place, vec![slot]);
     }
 
-    /// Gives the places from `first` on that have none slots.
+    /// Adds slots for the places from `first` on. They must have no slots.
     pub(crate) fn add(&mut self, first: u32, slots: Vec<OpenSlot>) {
         debug_assert!(!self.has(first), "place {first} has a slot");
         if slots.is_empty() {
@@ -103,13 +103,13 @@ impl PlacedSlots {
         }
     }
 
-    /// Replaces the slot of a place that has one.
+    /// Replaces the slot of a place.
     pub(crate) fn replace(&mut self, place: u32, slot: OpenSlot) {
         let (run, at) = self.find(place).expect("a place with a slot");
         self.0[run].slots[at] = slot;
     }
 
-    /// Puts slots before all others, and numbers the places from `first` on.
+    /// Adds slots at the front, and renumbers all places from `first` on.
     pub(crate) fn renumber(&mut self, first: u32, mut before: Vec<OpenSlot>) {
         before.extend(self.slots());
         self.clear();
@@ -131,7 +131,7 @@ impl PlacedSlots {
         slot
     }
 
-    /// Takes the first slots of the first run, `count` of them if there are as many.
+    /// Takes the first slots of the first run, at most `count`.
     pub(crate) fn take_first(&mut self, count: usize) -> Vec<OpenSlot> {
         let Some(run) = self.0.first_mut() else { return Vec::new() };
         let mut taken = std::mem::take(&mut run.slots);
@@ -144,7 +144,7 @@ impl PlacedSlots {
         taken.into()
     }
 
-    /// Takes the slots at places for which `stays` does not hold.
+    /// Takes the slots at places with a false `stays`.
     pub(crate) fn take_unless(&mut self, stays: impl Fn(u32) -> bool) -> Vec<OpenSlot> {
         let gone = self.iter().map(|(place, _)| place).filter(|&place| !stays(place));
         let gone: Vec<u32> = gone.collect();
@@ -166,7 +166,7 @@ impl PlacedSlots {
         self.0.iter().flat_map(|run| run.slots.iter().copied())
     }
 
-    /// No slots any more.
+    /// Removes all slots.
     pub(crate) fn clear(&mut self) {
         self.0.clear();
     }

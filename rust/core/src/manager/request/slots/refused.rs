@@ -1,21 +1,21 @@
-//! Refused blocks: a table of failed stores by block and tier, which decides on retries.
+//! Refused blocks: a table of failed stores by block and tier, for deciding on retries.
 //!
-//! Invariant: a block is not written to a tier that has taken no store since it refused the block,
-//! nor after [`MOST_STORES`] refusals between two uses. So a dead device is not tried for every
-//! block, one that works again serves all blocks again, and retries end. Cost: O(log n) in the blocks
-//! refused.
+//! Invariant: a block is not written to a tier before the tier's next successful store after the
+//! refusal, nor after [`MOST_STORES`] refusals between two uses. So a dead device is not tried for
+//! every block, a recovered device serves all blocks again, and retries end. Cost: O(log n) in the
+//! refused blocks.
 
 use std::collections::BTreeMap;
 
 use crate::block::{BlockId, TierId};
 
-/// Stores of one block that may fail until it is used again.
+/// Maximum number of failed stores of a block between two uses.
 const MOST_STORES: u32 = 3;
 
-/// Refusals of one block by one tier.
+/// Refusals of a block by a tier.
 #[derive(Clone, Copy, Debug)]
 struct Refusal {
-    /// Stores that the tier had taken at the latest refusal.
+    /// Number of successful stores of the tier at the latest refusal.
     taken: u64,
     times: u32,
 }
@@ -24,7 +24,7 @@ struct Refusal {
 #[derive(Debug, Default)]
 pub(crate) struct Refused {
     blocks: BTreeMap<(BlockId, TierId), Refusal>,
-    /// Stores that succeeded, by tier.
+    /// Number of successful stores, by tier.
     taken: BTreeMap<TierId, u64>,
 }
 
@@ -47,12 +47,12 @@ impl Refused {
         *refusal = Refusal { taken, times: refusal.times + 1 };
     }
 
-    /// Counts stores that succeeded, which allows retries on their tier.
+    /// Counts successful stores. They allow retries on their tier.
     pub(crate) fn took(&mut self, tier: TierId, stores: u64) {
         *self.taken.entry(tier).or_default() += stores;
     }
 
-    /// Resets the refusals of blocks that are used.
+    /// Resets the refusals of used blocks.
     pub(crate) fn used(&mut self, blocks: &[BlockId]) {
         // The usual case: no store has failed.
         if self.blocks.is_empty() {

@@ -1,8 +1,9 @@
-//! Room of a request: what it holds of its match and the slots that it takes, in all groups.
+//! Room of a request: the held blocks of its match and its new slots, in all groups.
 //!
-//! A request matches up to a border at which every group can resume. The path pins the blocks of the first
-//! group; of the others the lease holds what the border needs, and loads what is on tiers below. Invariant:
-//! all slots are there before the first is taken. Cost: O(blocks of the match), and O(log n) per victim.
+//! A request matches up to a border resumable in every group. The path pins the blocks of the first
+//! group. In the later groups the lease holds the needs of the border, and loads missing parts from
+//! tiers below. Invariant: all slots are available before the first is taken. Cost: O(blocks of the
+//! match), and O(log n) per victim.
 
 use std::ops::Range;
 
@@ -23,24 +24,24 @@ use crate::private_slots::PrivateSlotId;
 use crate::time::Nanos;
 use crate::transfer::{Endpoint, MoveKind};
 
-/// Block of a path, by its place there, that is loaded in a group after the first.
+/// Planned load of a block in a group after the first, by its place on the path.
 #[derive(Clone, Copy, Debug)]
 struct PlannedLoad {
     from: Place,
     place: u32,
 }
 
-/// Slots that a request takes.
+/// New slots of a request.
 #[derive(Debug)]
 pub(in crate::manager::request) struct RequestSlots {
-    /// Of the blocks that it writes.
+    /// Places of the blocks it writes.
     pub(in crate::manager::request) places: NewPlaces,
     loads: Vec<PlannedLoad>,
 }
 
 impl Manager {
-    /// Holds what the match of a request needs of the groups after the first. Returns the slots that it
-    /// takes with `open` blocks after its match.
+    /// Holds the needs of a request's match in the groups after the first. Returns its new slots,
+    /// for `open` blocks after its match.
     pub(in crate::manager::request) fn hold_match(
         &mut self,
         groups: &mut LeaseGroups,
@@ -61,7 +62,8 @@ impl Manager {
         let end = if self.tiers.engine_owned() { from } else { groups.end.max(from) };
         let of = |(_, group)| self.places_of(group, &groups.borders, from..end, from + open - end);
         slots.places.others = self.points.others().map(of).collect();
-        // An engine computes front to back: its match has no hole, only loads that it names later.
+        // An engine computes front to back: its match has no holes, only loads that it requests
+        // later.
         let holes = missing.iter().filter(|miss| !miss.compute.is_empty());
         let holes = holes.filter(|_| !self.tiers.engine_owned());
         let holes = holes.map(|miss| u32::try_from(miss.at).expect("fewer than 2^32 blocks"));
@@ -70,14 +72,15 @@ impl Manager {
         for (group, needed) in needed {
             let mut own = Vec::new();
             for place in needed.iter() {
-                // The request writes the block in a slot of its own: other leases may read the copy on a tier.
+                // The request writes the block in a new slot, because other leases may read the
+                // copy on a tier.
                 if holes.binary_search(&place).is_ok() {
                     own.push(place..place + 1);
                     continue;
                 }
                 let block = path[place as usize];
                 let from = Place::new(self.nearest(Part { group, block }), group);
-                // What is loaded stays below until the load has begun.
+                // The source of a load stays below until the load has started.
                 self.blocks.hold(from, [block]);
                 if from.tier == 0 {
                     groups[group].held.push(place);
@@ -92,7 +95,7 @@ impl Manager {
         slots
     }
 
-    /// Ends the holds of a request that is refused.
+    /// Ends the holds of a refused request.
     pub(in crate::manager::request) fn let_match_go(
         &mut self,
         groups: &mut LeaseGroups,
@@ -106,7 +109,7 @@ impl Manager {
     }
 
     /// Makes room for the planned loads and computation and for further blocks, or changes nothing.
-    /// Returns the transit slots for loads that pass through host.
+    /// Returns the transit slots for loads through host.
     pub(in crate::manager::request) fn room_for(
         &mut self,
         missing: &[MissingBlock],
@@ -116,7 +119,7 @@ impl Manager {
         now: Nanos,
     ) -> Result<Transit> {
         let mut wanted = self.slots_for(&slots.places);
-        // An engine provides the slots that it loads into.
+        // An engine provides the destination slots of its loads.
         if !self.tiers.engine_owned() {
             let lacking = missing.iter().filter(|miss| !miss.lacks.is_empty());
             wanted[0] += lacking.map(|miss| self.tiers.units(0, miss.lacks)).sum::<u64>();
@@ -137,9 +140,11 @@ impl Manager {
         transit
     }
 
-    /// Begins the loads that a match needs in groups after the first, and delays the plan until they end.
-    /// The border of the match is a resume point on the first tier again if it is one below, or if the
-    /// prompt leaves a known path or ends there. Returns all moves that bring what the match needs.
+    /// Starts the loads needed by a match in groups after the first.
+    ///
+    /// Delays the plan until they end. The border of the match becomes a resume point on the first
+    /// tier again if it is a point below, or if the prompt leaves a known path or ends there.
+    /// Returns all moves that bring the needs of the match.
     pub(in crate::manager::request) fn load_match(
         &mut self,
         groups: &mut LeaseGroups,
@@ -185,8 +190,8 @@ impl Manager {
         moves
     }
 
-    /// Begins to load a block of a group after the first into a slot that the engine has named or will
-    /// name.
+    /// Starts to load a block of a group after the first into a slot named by the engine, now or
+    /// later.
     fn load_part(
         &mut self,
         id: LeaseId,
@@ -200,8 +205,8 @@ impl Manager {
         self.copy_slot(self.whole(MoveKind::Load, id, block), src, dst, now)
     }
 
-    /// Begins the deferred loads of a lease in groups after the first, of the blocks within a range of its
-    /// match. Returns `None`, and begins none, if a block has left all tiers.
+    /// Starts the deferred loads of a lease in groups after the first, for the blocks within a
+    /// range of its match. Returns `None`, and starts no load, if a block has left all tiers.
     pub(in crate::manager::request) fn load_deferred(
         &mut self,
         id: LeaseId,
@@ -225,7 +230,7 @@ impl Manager {
         Some(moves)
     }
 
-    /// The moves that bring what a lease holds of a path in groups after the first to the first tier.
+    /// The moves that bring a lease's held blocks in groups after the first to the first tier.
     pub(in crate::manager::request) fn bringing_held(
         &self,
         groups: &LeaseGroups,
@@ -242,7 +247,7 @@ impl Manager {
         moves
     }
 
-    /// Begins to load or compute the missing blocks of a path. Returns the moves of each.
+    /// Starts to load or compute the missing blocks of a path. Returns the moves of each block.
     pub(in crate::manager::request) fn begin_missing(
         &mut self,
         ask: &Acquire<'_>,
@@ -253,10 +258,10 @@ impl Manager {
         now: Nanos,
     ) -> Vec<MoveIds> {
         let mut moves = vec![MoveIds::new(); missing.len()];
-        // Loads take the slots that are free at once; computation can wait for slots that drain.
+        // Loads take the immediately free slots, because computation can wait for draining slots.
         let mut at = 0;
         while let Some(miss) = missing.get(at) {
-            // A run from one tier is loaded in one batch.
+            // A run from a single tier is loaded in a batch.
             if let Some(batch) = self.batch(&missing[at..], id) {
                 for (id, moves) in self.start_batch(&batch, now).zip(&mut moves[at..]) {
                     moves.push(id);
@@ -282,7 +287,7 @@ impl Manager {
         moves
     }
 
-    /// Begins the loads of a block into its residency on the first tier, or into a private slot
+    /// Starts the loads of a block into its residency on the first tier, or into a private slot
     /// that the engine will name.
     pub(crate) fn begin_load(
         &mut self,
@@ -312,8 +317,8 @@ impl Manager {
         moves
     }
 
-    /// Gives a block that is to be computed a private slot, and begins the loads of the layers
-    /// above the last one to compute.
+    /// Gives a block to compute a private slot, and starts the loads of the layers above the last
+    /// computed layer.
     fn begin_compute(
         &mut self,
         miss: &MissingBlock,

@@ -19,11 +19,11 @@ use crate::manager::{Manager, moves};
 use crate::transfer::{End, Endpoint, MoveKind};
 
 impl Manager {
-    /// Makes room for `tokens` more tokens after the lease's end, and copies a shared partial
-    /// block before it is written.
+    /// Makes room for `tokens` more tokens after the lease's end, and copies a shared partial block
+    /// before it is written.
     ///
     /// # Errors
-    /// [`Error::NoSpace`]; nothing has changed then.
+    /// [`Error::NoSpace`]. Nothing has changed then.
     pub fn reserve(&mut self, id: LeaseId, tokens: usize, now: Nanos) -> Result<()> {
         self.active(id)?;
         let now = self.tick(now);
@@ -31,7 +31,7 @@ impl Manager {
         if self.tiers.engine_owned() || tokens == 0 {
             return Ok(());
         }
-        // A tail that no fork shares any more needs no copy: its slot becomes the first one.
+        // A formerly shared tail needs no copy: its slot becomes the first open slot.
         let adopts =
             !matches!(self.leases[&id].tail_from, TailFrom::OpenSlot) && self.room_left(id)? > 0;
         let lease = &self.leases[&id];
@@ -47,8 +47,8 @@ impl Manager {
         let more = places.first.len();
         self.check_memory(more)?;
         let room = self.open_places(id, &places, now);
-        // Blocks that it has room for are written in any case, and one without a slot in a group is not
-        // kept there.
+        // Blocks that already have room are written in any case. A block without a slot in a group
+        // is not kept there.
         if more > 0 {
             room?;
         }
@@ -88,7 +88,7 @@ impl Manager {
             };
             let slot = self.private_slot(open, piece.lo);
             let mut deps: MoveIds = self.blocks.waits(0, slot);
-            // The source may itself still be arriving.
+            // The source may still be arriving.
             if let (End::Here, Some(block)) = (src.end, block) {
                 deps.extend(self.bringing(0, block, piece));
             }
@@ -115,14 +115,15 @@ impl Manager {
         self.carry_out();
     }
 
-    /// Starts the loads that `acquire` with [`LoadMode::None`](crate::manager::LoadMode::None)
-    /// deferred, of all blocks that are resident on a lower tier by now; of all layers and blocks of the path, or of those
-    /// given. None if a window or state within them has left all tiers.
+    /// Starts the deferred loads of a lease.
+    ///
+    /// `acquire` defers loads with [`LoadMode::None`](crate::manager::LoadMode::None). Loads all
+    /// blocks now resident on a lower tier: all layers and blocks of the path, or the given layers
+    /// and blocks. Starts none if a window or state within them has left all tiers.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] if a transit slot is wanted and there is none; [`Error::Config`] if
-    /// there are no such layers or blocks, or what remains to be loaded of a block would not be
-    /// one range.
+    /// [`Error::NoSpace`] if there is no room for a transit slot. [`Error::Config`] for nonexistent
+    /// layers or blocks, or if the remaining layers of a block would not be a single range.
     pub fn load(
         &mut self,
         id: LeaseId,
@@ -173,7 +174,7 @@ impl Manager {
         Ok(all)
     }
 
-    /// Starts the loads of one deferred block of a path.
+    /// Starts the loads of a deferred block of a path.
     fn load_step(
         &mut self,
         id: LeaseId,
@@ -185,7 +186,7 @@ impl Manager {
     ) -> MoveIds {
         let private = step.private.expect("a deferred step has a private slot");
         if miss.lacks.is_empty() {
-            // Another request has loaded the block since: use its residency.
+            // A different request has loaded the block since: use its residency.
             self.lease_mut(id).path.change(at, |step| *step = PathBlock::shared(step.block));
             self.unref_private(private);
             self.carry_out();
@@ -197,7 +198,7 @@ impl Manager {
         }
         let loadable = Layers::new(miss.compute.hi.max(miss.lacks.lo), miss.lacks.hi);
         let wanted = loadable.meet(requested).meet(step.compute);
-        // Layers below a gap are computed: only those above can be loaded.
+        // Layers below a gap are computed, so only layers above it can be loaded.
         let Some(rest) = step.compute.without(wanted) else { return MoveIds::new() };
         // The residency has changed since the slot was taken, so the parts would not fit together.
         if wanted.is_empty() || miss.lacks != self.private_slots[private].layers {
@@ -214,8 +215,8 @@ impl Manager {
         moves
     }
 
-    /// Replaces a deferred block's spans: layers `wanted` are loaded by these times, `rest` are left.
-    /// Returns the tier that the block is a hit of, if nothing is left.
+    /// Replaces a deferred block's spans: layers `wanted` are loaded by `moves`, and `rest` is
+    /// left. If nothing is left, returns the tier of the hit.
     fn plan_load(
         &mut self,
         id: LeaseId,
@@ -243,7 +244,7 @@ impl Manager {
                 .map(|(tier, layers)| (layers.meet(wanted), Action::Load, tier, first, ready))
                 .filter(|(layers, ..)| !layers.is_empty()),
         );
-        // A hit of the tier of its lowest layers, as `count_request` has it.
+        // The hit counts on the tier of the block's lowest layers, like in `count_request`.
         let lowest =
             parts.iter().min_by_key(|(layers, ..)| layers.lo).map(|&(_, _, tier, ..)| tier);
         let hit = lowest.filter(|_| rest.is_empty());

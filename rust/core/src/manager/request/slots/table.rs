@@ -1,6 +1,6 @@
 //! Block tables: the slots of a lease in a group of layers, in logical order.
 //!
-//! Invariant: a slot of the first tier is one that the lease holds or writes. Cost: O(path).
+//! Invariant: a slot of the first tier is held or written by the lease. Cost: O(path).
 
 use crate::block::{BlockId, LeaseId, NO_SLOT, Place, Slot, TierId};
 use crate::error::{Error, Result};
@@ -10,11 +10,11 @@ use crate::manager::request::matching::path::PathBlock;
 use crate::tier::ResidencyState;
 
 impl Manager {
-    /// The block table of a lease on a tier, in logical order; with layer slots one row per layer.
-    /// An absent block has [`NO_SLOT`]. Open slots follow the path on the first tier.
+    /// The block table of a lease on a tier, in logical order. With layer slots, it has a row per
+    /// layer. An absent block has [`NO_SLOT`]. Open slots follow the path on the first tier.
     ///
     /// # Errors
-    /// [`Error::Closed`]; [`Error::Config`] if there is no such tier.
+    /// [`Error::Closed`]. [`Error::Config`] for a nonexistent tier.
     pub fn slots(&self, id: LeaseId, tier: TierId) -> Result<(usize, Vec<Slot>)> {
         let lease = self.lease(id)?;
         self.tiers.check(tier)?;
@@ -31,7 +31,7 @@ impl Manager {
         Ok((usize::from(rows), table))
     }
 
-    /// The slot that a lease uses for one layer of a step of its path.
+    /// The slot used by a lease for a layer of a step of its path.
     fn step_slot(&self, tier: TierId, step: PathBlock, layer: u16) -> Slot {
         if let (0, Some(id)) = (tier, step.private) {
             let private = &self.private_slots[id];
@@ -40,7 +40,7 @@ impl Manager {
                 return self.private_slot(id, layer);
             }
         }
-        // A bad copy has bytes that no request may read.
+        // No request may read the bytes of a bad copy.
         if self.residency(tier, step.block).state == ResidencyState::Bad {
             return NO_SLOT;
         }
@@ -56,11 +56,11 @@ impl Manager {
         }
     }
 
-    /// The block table of a lease in a group of layers, as [`Manager::slots`]. Its spare slots stay with
-    /// it from then on.
+    /// The block table of a lease in a group of layers, in the layout of [`Manager::slots`]. Makes
+    /// the lease's spare slots permanent.
     ///
     /// # Errors
-    /// As [`Manager::slots`]; [`Error::Config`] if there is no such group.
+    /// The errors of [`Manager::slots`]. [`Error::Config`] for a nonexistent group.
     pub fn group_table(
         &mut self,
         id: LeaseId,
@@ -79,7 +79,7 @@ impl Manager {
         Ok((1, self.window_table(&self.leases[&id], here, first.1.len())))
     }
 
-    /// Fails if there is no such group.
+    /// Fails for a nonexistent group.
     pub(in crate::manager::request) fn check_group(&self, group: usize) -> Result<()> {
         let groups = self.points.groups.len();
         if group < groups {

@@ -1,6 +1,6 @@
-//! Victims on request: an engine that stores the bytes asks which blocks leave its memory.
+//! Victims on request: an engine that stores the bytes asks for the blocks to evict.
 //!
-//! Invariant: all or nothing. Cost: that of the eviction set, and O(log n) per block that stays.
+//! Invariant: all or nothing. Cost: the cost of the eviction set, and O(log n) per block in `stay`.
 
 use crate::block::{Handle, TierId};
 use crate::error::Result;
@@ -9,15 +9,16 @@ use crate::time::Nanos;
 use crate::manager::Manager;
 
 impl Manager {
-    /// Evicts `count` blocks from a tier, in the order of its policy, beyond those that are free.
-    /// The blocks of `stay`, and in a leaf-only scope all before them, remain. Returns the blocks
-    /// that left the tier: more than `count` if a victim was the last copy of a block that others
-    /// follow on other tiers, since in a leaf-only scope those leave with it.
+    /// Evicts `count` blocks from a tier, in the order of its policy, in addition to free slots.
+    ///
+    /// The blocks of `stay` remain, and in a leaf-only scope all their ancestors. Returns the
+    /// blocks that left the tier. These may be more than `count` in a leaf-only scope: a victim
+    /// that is a last copy takes its descendants on all tiers with it.
     ///
     /// # Errors
-    /// [`Error::NoSpace`](crate::error::Error::NoSpace) if fewer may leave;
-    /// [`Error::Config`](crate::error::Error::Config) if there is no such tier or the engine owns
-    /// its slots. Nothing has changed then.
+    /// [`Error::NoSpace`](crate::error::Error::NoSpace) if fewer blocks can leave.
+    /// [`Error::Config`](crate::error::Error::Config) for a nonexistent tier or an engine's tier.
+    /// Nothing has changed then.
     pub fn evict_blocks(
         &mut self,
         tier: TierId,
@@ -50,7 +51,7 @@ impl Manager {
         let left = left.map(|block| self.trie().handle(block)).collect();
         self.apply(&set, now);
         self.keep(set);
-        // A block that stays may be a leaf now.
+        // A remaining block may be a leaf now.
         self.refresh_stay(stay);
         Ok(left)
     }

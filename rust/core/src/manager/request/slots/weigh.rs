@@ -1,7 +1,7 @@
-//! Memory checks: estimates of what new blocks and leases take, before they are made.
+//! Memory checks: estimates of the memory for new blocks and leases, before they are made.
 //!
-//! Invariant: a call that asks for more memory than there is fails as it begins and has changed
-//! nothing. Cost: a few integer operations.
+//! Invariant: a call that would exceed the available memory fails before any change. Cost: a few
+//! integer operations.
 
 use crate::error::Result;
 use crate::memory;
@@ -14,12 +14,12 @@ const BLOCK: usize = 512;
 impl Manager {
     /// Fails if there is no memory for `blocks` new blocks.
     pub(crate) fn check_memory(&self, blocks: usize) -> Result<()> {
-        // Decoding within a block asks for none.
+        // Decoding within a block needs no new block.
         if blocks == 0 {
             return Ok(());
         }
         let rows = self.tiers.iter().any(|tier| tier.spec.layer_slots);
-        // Two tables of slots: the tier's rows, and the space's.
+        // Two tables of slots: the tier's rows, and the space's rows.
         let layers =
             if rows { 2 * size_of::<u32>() * usize::from(self.settings.layers) } else { 0 };
         let text = self.trie().growth(blocks);
