@@ -1,4 +1,4 @@
-"""Arrivals: when requests, or conversations, come in; or how many clients wait for answers.
+"""Arrival times of requests or conversations, or the number of clients in a closed loop.
 
 Invariant: the same seed gives the same times everywhere. Cost: a draw each.
 """
@@ -21,17 +21,17 @@ _NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """The law of the times between arrivals.
+    """Distribution of the times between arrivals.
 
-    Open ones do not wait for answers. With "closed" ones each of `clients` has one conversation at
-    a time: its next turn comes a time to think after the last answer has ended.
+    Open arrivals do not wait for answers. With "closed", each of `clients` plays a conversation at
+    a time: its next turn arrives a think time after the end of the last answer.
 
     Attributes:
-        kind: "poisson": exponential times; "gamma": with the coefficient of variation `cv`, above 1
-            for bursts; "fixed": all equal; "closed".
-        per_s: how many arrive in a second, in the mean, of open ones.
-        cv: standard deviation over mean, of "gamma".
-        clients: how many ask, of "closed".
+        kind: "poisson" (exponential times), "gamma" (with the coefficient of variation `cv`, above
+            1 for bursts), "fixed" (equal times) or "closed".
+        per_s: mean number of open arrivals per second.
+        cv: standard deviation over mean, for "gamma".
+        clients: number of clients, for "closed".
     """
 
     kind: str = "poisson"
@@ -40,7 +40,7 @@ class Arrivals:
     clients: int = 1
 
     def __post_init__(self) -> None:
-        """Check all."""
+        """Check the settings."""
         put(
             self,
             kind=word("kind", self.kind, ("poisson", "gamma", "fixed", "closed")),
@@ -51,15 +51,15 @@ class Arrivals:
 
     @property
     def closed(self) -> bool:
-        """Whether they wait for answers."""
+        """Whether arrivals wait for answers."""
         return self.kind == "closed"
 
     def opened(self, seed: int) -> Iterator[int] | None:
-        """As `times`; None if they wait for answers."""
+        """Return `times`, or None for closed arrivals."""
         return None if self.closed else self.times(seed)
 
     def times(self, seed: int) -> Iterator[int]:
-        """Open arrivals in ns, ascending, without end; the first is not at 0 unless drawn so."""
+        """Yield ascending arrival times in ns without end. The first is not 0 unless drawn so."""
         rng = random.Random(seed)  # noqa: S311 - a workload needs no secrecy
         shape = self.cv**-2
         at = 0.0
@@ -74,11 +74,11 @@ class Arrivals:
 
 
 def thoughts(mean_s: float, seed: int) -> Iterator[int]:
-    """Yield times to think in ns without end, exponential with a mean; 0 for a mean of 0.
+    """Yield exponential think times in ns without end, or 0 for a mean of 0.
 
     Args:
-        mean_s: the mean in seconds.
-        seed: of the draws.
+        mean_s: mean in seconds.
+        seed: seed of the draws.
     """
     rng = random.Random(seed)  # noqa: S311 - a workload needs no secrecy
     while True:

@@ -1,10 +1,10 @@
-"""Calibrate: settings with which a simulation takes the times that a real run took.
+"""Calibration: fits the settings of a simulation to the times of a real run.
 
-Fitted are the logarithms of positive settings, by least squares of the relative errors of the first
-and last token's times (Levenberg and Marquardt's method with differences). Every second request is
-left out of the fit; the error over those says how far the settings can be believed.
-Invariant: the trace's own order pairs simulated and seen requests. Cost: a run per setting and
-round, a few rounds.
+Fits the logarithms of positive settings by least squares of the relative errors of the times to the
+first and last token (Levenberg-Marquardt with finite differences). Every second request is left out
+of the fit, and the error over these requests shows how reliable the settings are.
+Invariant: simulated and measured requests are paired by trace order. Cost: a run per setting and
+round, for a few rounds.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Fit:
     """Result of a fit.
 
     Attributes:
-        values: the settings by key.
-        before: mean absolute relative error of the requests left out, in percent, of `ttft` and
-            `e2e`, with the settings that it began with.
-        after: the same with `values`.
-        fitted: number of requests that were fitted.
-        left_out: number of requests that were not.
+        values: fitted settings by key.
+        before: mean absolute relative error in percent of `ttft` and `e2e` over the requests left
+            out, with the starting values.
+        after: the same errors with `values`.
+        fitted: number of fitted requests.
+        left_out: number of requests left out of the fit.
     """
 
     values: dict[str, float]
@@ -62,17 +62,17 @@ class Fit:
 
 
 def read_seen(path: Path) -> NDArray[np.float64]:
-    """Return the times that requests took, in the order of the trace.
+    """Return the measured times of requests, in trace order.
 
     Args:
-        path: JSON lines with `arrival_ns`, `first_token_ns` and `end_ns`, as `run --requests`
-            writes; a request that was refused has None for the last two.
+        path: JSON lines with `arrival_ns`, `first_token_ns` and `end_ns`, as written by `run
+            --requests`. The last two are None for a refused request.
 
     Returns:
-        float64 `(requests, 2)`, ns from arrival to first and last token; nan where refused.
+        float64 `(requests, 2)`, ns from arrival to first and last token. NaN for refused requests.
 
     Raises:
-        ConfigError: a line that cannot be.
+        ConfigError: an invalid line.
     """
     times = list(checked(path, lines_of(path), _seen, None))
     return np.array(times, dtype=np.float64).reshape(-1, 2)
@@ -88,13 +88,13 @@ def _seen(line: str) -> tuple[float, float]:
 
 
 def start_of(config: SimulationConfig) -> dict[str, float]:
-    """Return the keys that are fitted by default, with their starting values.
+    """Return the keys fitted by default, with their starting values.
 
-    The cost per token, if that is affine, and bandwidth and latency of each lane of a tier that a
-    run uses; of those, what is positive.
+    An affine cost per token, and bandwidth and latency of each tier lane used by a run, as far as
+    positive.
 
     Raises:
-        ConfigError: machines differ, whose keys have no default.
+        ConfigError: machines with different hardware, whose keys have no default.
     """
     if config.machines:
         raise ConfigError(
@@ -120,16 +120,16 @@ def calibrate(
     seen: NDArray[np.float64],
     on_run: Callable[[], object] = lambda: None,
 ) -> Fit:
-    """Fit settings to seen times.
+    """Fit settings to measured times.
 
     Args:
-        make: a config with some settings; see `kvtrie.sim.grid.variation`.
-        start: by key, where to begin: positive.
-        seen: of `read_seen`, as many as the trace has requests.
+        make: creates a config from settings, see `kvtrie.sim.grid.variation`.
+        start: positive starting value of each key.
+        seen: result of `read_seen`, with a row per request of the trace.
         on_run: called after each run.
 
     Raises:
-        ConfigError: settings that cannot be, or another number of requests.
+        ConfigError: invalid settings, or a wrong number of requests.
     """
     names = list(start)
     for name, value in start.items():
@@ -144,7 +144,7 @@ def calibrate(
         }
 
     def errors(at: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Relative errors `(requests, 2)`, 0 where either was refused."""
+        """Return relative errors `(requests, 2)`, 0 for requests refused in either run."""
         times = _times(make(settings(at)).config)
         on_run()
         if times.shape != seen.shape:
@@ -197,7 +197,7 @@ def _least_squares(
     residuals: Callable[[Sequence[NDArray[np.float64]]], list[NDArray[np.float64]]],
     fitted: NDArray[np.bool_],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The place with the least sum of squares, and all residuals there."""
+    """Return the point with the least sum of squares, and all residuals there."""
     at, damping = begin, 1e-2
     (errors,) = residuals([at])
     loss = float((errors[fitted] ** 2).sum())
@@ -208,7 +208,7 @@ def _least_squares(
         normal, pull = slopes.T @ slopes, slopes.T @ errors[fitted].ravel()
         before = loss
         while damping < _MOST_DAMPING:
-            # A setting that changes nothing keeps its value.
+            # # A setting without an effect keeps its value.
             scale = np.diag(np.maximum(np.diag(normal), 1e-12))
             move = np.linalg.lstsq(normal + damping * scale, -pull, rcond=None)[0]
             place = at + np.clip(move, -1.0, 1.0)

@@ -1,16 +1,16 @@
-"""Capacities: the hits of leaf-only LRU with every capacity, from one pass over a trace.
+"""Hit curve of leaf-only LRU over all capacities, from a single pass over a trace.
 
-One tier, and requests one after the other. Leaf-only LRU keeps the first blocks of one order,
-whatever its capacity: last use, the latest first, and of one request the first blocks first (stack
+Assumes a single tier and sequential requests. Leaf-only LRU keeps the first blocks of a fixed
+order, for any capacity: latest use first, and within a request the first blocks first (stack
 distances: Mattson and others, "Evaluation techniques for storage hierarchies", 1970). A block's
-distance is the capacity from which on it is still there: the deepest place that it had since its
-last use, where a request that ran then counts with all that it pinned, room for its answer and
-blocks that it computed again included. A block is used whenever one after it on its path is. So
-the blocks that a request used last are the end of its path and move as one: block `i` is at place
-`base + i`, and a tree over last uses has one number per request (`last_uses`).
-Invariant: each capacity that holds every request alone has the hits of a run, block for block;
-smaller ones refuse requests and are left out. Cost: an array lookup per block, O(log requests) per
-earlier request whose blocks are used; a few bytes per block.
+distance is the smallest capacity keeping it: its deepest position since its last use. A running
+request counts with all pinned blocks, including room for its answer and recomputed blocks. Using a
+block also uses all blocks before it on its path. So the blocks last used by a request are the end
+of its path and move together: block `i` is at position `base + i`, and a tree over last uses has a
+number per request (`last_uses`).
+Invariant: for each capacity large enough for every single request, the hits equal a run's, block
+for block. Smaller capacities refuse requests and are left out. Cost: an array lookup per block,
+O(log requests) per earlier request with reused blocks, and a few bytes per block.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _SPARSE = 8
 
 @dataclass(frozen=True, slots=True)
 class BlockPath:
-    """One request.
+    """Block path of a request.
 
     Attributes:
-        blocks: uint32 `(n,)`, ids of its prompt's blocks, first to last: equal where all up to that
-            block's end is equal.
-        findable: how many of them at the front may be found; the others are computed again.
-        room: further blocks that it takes while it runs.
-        answer: uint32, ids of the blocks that its answer fills, where these are known.
+        blocks: uint32 `(n,)`, ids of the prompt's blocks, first to last. Equal ids mean equal
+            prompts up to the end of the block.
+        findable: number of leading blocks allowed to hit. The remaining blocks are recomputed.
+        room: further blocks taken while it runs.
+        answer: uint32, ids of the blocks filled by its answer, if known.
     """
 
     blocks: NDArray[np.uint32]
@@ -61,16 +61,16 @@ class BlockPath:
 
 @dataclass(frozen=True, slots=True)
 class HitCurve:
-    """Hits over capacity.
+    """Hits by capacity.
 
     Attributes:
         blocks: blocks of all prompts.
-        least: the smallest capacity that holds every request alone.
-        found: int64, blocks found with each capacity from 0 on; the last place is that of all
-            larger ones, and those below `least` are of no run.
-        depths: int64, the sum of the places of these blocks in their prompts, from 0 on.
-        each: int64 `(requests, capacities)`, blocks that each request finds with each of the
-            capacities that were asked for.
+        least: smallest capacity large enough for every single request.
+        found: int64, blocks found with each capacity from 0 on. The last entry holds for all larger
+            capacities. Entries below `least` correspond to no run.
+        depths: int64, sum of the prompt positions of these blocks, from 0 on.
+        each: int64 `(requests, capacities)`, blocks found by each request with each of the
+            requested capacities.
     """
 
     blocks: int
@@ -91,11 +91,11 @@ class HitCurve:
 
 
 def lru_curve(paths: Iterable[BlockPath], capacities: Sequence[int] = ()) -> HitCurve:
-    """Return the curve of requests that run one after the other.
+    """Return the hit curve of sequential requests.
 
     Args:
-        paths: in order.
-        capacities: those for `HitCurve.each`.
+        paths: requests in order.
+        capacities: capacities of `HitCurve.each`.
     """
     bases, runs = LastUses(), list[tuple[int, int, int, int]]()
     paths = list(paths)
@@ -129,7 +129,7 @@ def lru_curve(paths: Iterable[BlockPath], capacities: Sequence[int] = ()) -> Hit
 def _over(
     start: NDArray[np.int64], end: NDArray[np.int64], amount: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The sum of amounts at each place of their ranges, up to the last one."""
+    """Return the sum of amounts at each position of their ranges, up to the last."""
     changes = np.zeros(int(end.max(initial=1)) + 1, dtype=np.int64)
     np.add.at(changes, start, amount)
     np.subtract.at(changes, end, amount)
@@ -137,7 +137,7 @@ def _over(
 
 
 def _dense(paths: list[NDArray[np.uint32]]) -> list[NDArray[np.uint32]]:
-    """The paths with ids near their number, which an array has room for."""
+    """Renumber the ids of the paths densely, if an array over them would be too sparse."""
     every = np.concatenate([np.empty(0, dtype=np.uint32), *paths])
     if not len(every) or int(every.max()) < _SPARSE * len(every):
         return paths
@@ -146,14 +146,14 @@ def _dense(paths: list[NDArray[np.uint32]]) -> list[NDArray[np.uint32]]:
 
 
 def paths_of(config: SimulationConfig, skipped: Skipped | None = None) -> Iterator[BlockPath]:
-    """Yield the requests of a config's trace, as `lru_curve` takes them.
+    """Yield the requests of a config's trace for `lru_curve`.
 
     Args:
-        config: the settings.
-        skipped: counts lines that are left out, if the settings are lenient.
+        config: settings of the run.
+        skipped: counts skipped lines, if the settings are lenient.
 
     Raises:
-        ConfigError: a line that cannot be, or a prompt that ends inside a block.
+        ConfigError: an invalid line, or a prompt ending inside a block.
     """
     size, keep = config.block_tokens, cast("int", config.manager["keep"])
     skipped = (skipped or Skipped()) if config.trace.lenient else None

@@ -1,7 +1,7 @@
-"""Answers of an engine's OpenAI-compatible server, and when each token came.
+"""Answers of an engine's OpenAI-compatible server, with token times.
 
-The server must take prompts of token ids and `ignore_eos`, as vLLM and SGLang do.
-Invariant: a connection carries one request. Cost: one thread waits per answer.
+The server must accept prompts of token ids and `ignore_eos`, like vLLM and SGLang.
+Invariant: a connection carries a single request. Cost: a waiting thread per answer.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _SHOWN = 300
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One streamed answer; times in ns of the monotonic clock.
+    """A streamed answer, with times in ns of the monotonic clock.
 
     Attributes:
-        sent: when the request was sent.
-        parts: when each part came; a part is a token, or several of a busy server.
+        sent: time of the request.
+        parts: time of each part. A part is a token, or several from a busy server.
         tokens: tokens of the answer.
-        cached: tokens of the prompt that the engine found; None if it does not say.
+        cached: prompt tokens found by the engine, or None if not reported.
     """
 
     sent: int
@@ -50,10 +50,10 @@ class Server:
     """A server by its URL.
 
     Args:
-        url: `http://host:port`, perhaps with the path before `/v1`.
+        url: `http://host:port`, optionally with the path before `/v1`.
 
     Raises:
-        ConfigError: not such a URL.
+        ConfigError: an invalid URL.
     """
 
     def __init__(self, url: str) -> None:
@@ -70,7 +70,7 @@ class Server:
         return kind(str(self._parts.hostname), self._parts.port, timeout=_TIMEOUT_S)
 
     def _ask(self, connection: HTTPConnection, path: str, body: Any) -> HTTPResponse:  # noqa: ANN401
-        """Send a request, by POST if it has a body."""
+        """Send a request, with POST if it has a body."""
         sent = None if body is None else json.dumps(body).encode()
         connection.request(
             "GET" if body is None else "POST",
@@ -85,11 +85,11 @@ class Server:
         return reply
 
     def send(self, path: str, body: Any = None) -> bytes:  # noqa: ANN401 - any JSON
-        """Return the answer to a request, by POST if it has a body.
+        """Return the answer to a request, sent with POST if it has a body.
 
         Raises:
             ConfigError: the server refuses the request.
-            TransferError: the server cannot be reached, or ends before its answer.
+            TransferError: the server is unreachable or ends before its answer.
         """
         connection = self._connect()
         try:
@@ -101,17 +101,17 @@ class Server:
 
     @property
     def model(self) -> str:
-        """The name of the served model, asked for once."""
+        """Name of the served model, requested once."""
         if not self._model:
             self._model = json.loads(self.send("/v1/models"))["data"][0]["id"]
         return self._model
 
     def answer(self, prompt: Sequence[int], tokens: int) -> Answer:
-        """Return the answer to a prompt of token ids, of as many tokens as asked for.
+        """Return the answer to a prompt of token ids, with exactly `tokens` tokens.
 
         Raises:
             ConfigError: the server refuses the request.
-            TransferError: the server cannot be reached, or its answer has fewer tokens.
+            TransferError: the server is unreachable, or its answer has fewer tokens.
         """
         body = {"model": self.model, "prompt": list(prompt), "max_tokens": tokens}
         body |= {"temperature": 0, "ignore_eos": True, "stream": True}

@@ -1,6 +1,6 @@
-"""Decisions: the choices of a run's router, as lines.
+"""Decisions of a run's router, as lines.
 
-Invariant: figures are by exact knowledge, whatever the router went by. Cost: one dict per decision.
+Invariant: figures come from exact lookups, whatever the router used. Cost: a dict per decision.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["by_name"]
 _Choice: TypeAlias = "tuple[int, int, int, int]"
 
 _Decision: TypeAlias = "tuple[int, int, _Choice, list[_Choice], int]"
-"""Request, arrival in ns, machine chosen, others, regret in ns; `Simulation.run` says more."""
+"""Request, arrival in ns, chosen machine, alternatives, regret in ns: see `Simulation.run`."""
 
 _CHOICE = ("machine", "hit_tokens", "queued_tokens", "cost_ns")
 
@@ -23,12 +23,12 @@ _CHOICE = ("machine", "hit_tokens", "queued_tokens", "cost_ns")
 def by_name(
     on_decision: Callable[[dict[str, Any]], object] | None,
 ) -> Callable[[_Decision], object] | None:
-    """Return a callback for `Simulation.run` that passes on each decision as a line.
+    """Return a callback for `Simulation.run` to report each decision as a line.
 
-    A line has `id`, `arrival_ns`, what is known of the machine chosen, `best` and `regret_ns`. Of a
-    machine that is `machine`, `hit_tokens`, `queued_tokens` and `cost_ns`: the estimated time to
-    the first token, which is to compute the missing tokens of the requests in its queue and then
-    those of this prompt. `best` are others, the cheapest first.
+    A line has `id`, `arrival_ns`, the figures of the chosen machine, `best` and `regret_ns`. The
+    figures of a machine are `machine`, `hit_tokens`, `queued_tokens` and `cost_ns`: the estimated
+    time to the first token, to compute the missing tokens of its queued requests and then of this
+    prompt. `best` are the alternatives, cheapest first.
     """
     if on_decision is None:
         return None

@@ -1,8 +1,8 @@
-"""Fates: what became of each block that a trace asks for: found, evicted, diverged or new.
+"""Fates of the blocks requested by a trace: found, evicted, diverged or new.
 
-A block's id identifies its whole prefix, so the blocks of a prompt that were seen before are its
-first ones. Invariant: found, evicted, diverged and new blocks add up to all that are asked for.
-Cost: a set of the ids seen, O(log blocks) per request in addition to its new blocks.
+A block's id identifies its whole prefix, so the previously seen blocks of a prompt are its first
+blocks. Invariant: found, evicted, diverged and new blocks add up to all requested blocks.
+Cost: a set of the seen ids, and O(log blocks) per request in addition to its new blocks.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 __all__ = ["MOST_TURNS", "Fates", "TurnFigures"]
 
 MOST_TURNS = 8
-"""Turns with a row each; the last row is for that turn and all later ones."""
+"""Number of turns with separate rows. The last row also counts all later turns."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnFigures:
-    """Blocks that requests of one turn asked for and found.
+    """Requested and found blocks of a turn.
 
     Attributes:
-        turn: from 1 on; the last row is of that turn and all later ones.
-        requests: how many.
+        turn: turn number, from 1 on. The last row also counts all later turns.
+        requests: number of requests.
         blocks: blocks of their prompts.
-        hits: those found.
+        hits: found blocks.
     """
 
     turn: int
@@ -42,21 +42,21 @@ class TurnFigures:
 
 
 class Fates:
-    """Counts what became of the blocks of requests.
+    """Counter of the fates of requested blocks.
 
     Attributes:
-        evicted: blocks that were there once and had left.
+        evicted: formerly cached blocks, evicted before the request.
     """
 
     def __init__(self) -> None:
         self.evicted = 0
         self._diverged = 0
-        self._turn_of: dict[int, int] = {}  # a block seen: the turn that asked for it first
+        self._turn_of: dict[int, int] = {}  # by block: turn of its first request
         self._prompts: dict[str, NDArray[np.uint32]] = {}
         self._turns: dict[int, list[int]] = {}
 
     def add(self, request: TraceRequest, found: int) -> None:
-        """Count a request, of which `found` blocks were found."""
+        """Count a request with `found` found blocks."""
         blocks = request.blocks.tolist()
         seen = bisect_left(blocks, x=True, key=lambda block: block not in self._turn_of)
         self.evicted += max(0, seen - found)
@@ -77,16 +77,16 @@ class Fates:
 
     @property
     def diverged(self) -> int | None:
-        """New blocks where the session's prompt before had others; None without sessions."""
+        """New blocks at positions with different blocks in the session's last prompt, or None."""
         return self._diverged if self._prompts else None
 
     def turns(self) -> tuple[TurnFigures, ...]:
-        """By turn, ascending."""
+        """Return the figures by turn, ascending."""
         return tuple(TurnFigures(turn, *row) for turn, row in sorted(self._turns.items()))
 
 
 def shared(before: NDArray[np.uint32], request: TraceRequest) -> int:
-    """Blocks at the front that two prompts have in common."""
+    """Return the number of leading blocks shared by two prompts."""
     n = min(len(before), len(request.blocks))
     apart = np.flatnonzero(before[:n] != request.blocks[:n])
     return int(apart[0]) if len(apart) else n

@@ -1,7 +1,7 @@
-"""Figures: what a run comes to, from what is added up over its requests.
+"""Figures of a run, from sums over its requests.
 
-Invariant: times are integers until their mean is taken; quantiles are nearest-rank. Cost: four
-integers per request, and one sort of each at the end.
+Invariant: times are integers until their mean is computed, and quantiles are nearest-rank. Cost:
+four integers per request, and a sort of each list at the end.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ def _times() -> array[int]:
 
 @dataclass(slots=True)
 class Counts:
-    """Sums and times over the requests of a run; times in the order of arrival.
+    """Sums and times over the requests of a run, with times in arrival order.
 
     Attributes:
-        requests: requests of the trace.
-        refused: requests that did not fit on the first tier.
+        requests: number of requests in the trace.
+        refused: requests too large for the first tier.
         input_tokens: tokens of all prompts.
-        output_tokens: tokens of the answers of the requests that were served.
-        hit_tokens: tokens of prompts found, by kind of tier, and from a "peer".
-        saved_ns: nanoseconds that computing them would have taken, by the same names.
-        computed_tokens: tokens of prompts that were computed.
-        queued_ns: nanoseconds that requests waited for their blocks, in all.
-        stalled_ns: nanoseconds that requests waited for copies, in all.
-        suspended: number of times that a running request was suspended.
-        first_arrival: the first arrival, in ns.
-        last_arrival: the last arrival, in ns.
-        arrived: arrivals of the requests that were served, in ns; with `first_arrival` and
-            `last_arrival` those of all.
-        ttft: from arrival to the first token, in ns, of the same requests.
-        whole: from arrival to the last token, in ns, of the same requests.
-        per_token: mean ns from token to token, of answers of two tokens and more.
-        good: requests that met the goals.
+        output_tokens: answer tokens of all served requests.
+        hit_tokens: found prompt tokens, by kind of tier, and "peer".
+        saved_ns: computation time saved by them in ns, by the same names.
+        computed_tokens: computed prompt tokens.
+        queued_ns: total ns spent waiting for blocks.
+        stalled_ns: total ns spent waiting for copies.
+        suspended: number of suspensions of running requests.
+        first_arrival: first arrival in ns.
+        last_arrival: last arrival in ns.
+        arrived: arrivals of served requests in ns. `first_arrival` and `last_arrival` include
+            refused requests.
+        ttft: ns from arrival to the first token, of served requests.
+        whole: ns from arrival to the last token, of served requests.
+        per_token: mean ns between tokens, of answers with at least two tokens.
+        good: requests within the goals.
     """
 
     requests: int = 0
@@ -76,17 +76,17 @@ class Counts:
 
 
 def figures_of(config: SimulationConfig, simulation: Simulation, counts: Counts) -> dict[str, Any]:
-    """Return the figures of a run: times in ns with mean and nearest-rank quantiles, or None.
+    """Return the figures of a run. Times in ns have mean and nearest-rank quantiles, or are None.
 
-    Hits of tiers are in blocks; a block that came from a peer was loaded from the host and counts
-    there, in `hit_tokens` and `saved_ns` as `peer`. `saved_ns` is how long computing the tokens
-    that were found would have taken. `blocks` of a tier are those of one machine, in the mean where
-    machines differ; of a store of all machines they are all that it has.
+    Tier hits are in blocks. A block from a peer is loaded from the host and counts there, but as
+    `peer` in `hit_tokens` and `saved_ns`. `saved_ns` is the computation time saved by the found
+    tokens. `blocks` of a tier are per machine, averaged if machines differ, or the total of a
+    shared store.
 
     Args:
-        config: the settings, for goals and prices.
-        simulation: the machines after the run.
-        counts: what `play` counted.
+        config: settings, for goals and prices.
+        simulation: machines after the run.
+        counts: result of `play`.
     """
     return {
         "requests": counts.requests,
@@ -111,7 +111,7 @@ def figures_of(config: SimulationConfig, simulation: Simulation, counts: Counts)
 
 
 def _spread(times: array[int]) -> dict[str, float | int] | None:
-    """Mean and nearest-rank quantiles."""
+    """Return the mean and nearest-rank quantiles."""
     if not times:
         return None
     ranked = np.sort(np.frombuffer(times, dtype=np.uint64))
@@ -123,10 +123,10 @@ def _spread(times: array[int]) -> dict[str, float | int] | None:
 
 
 def _load(config: SimulationConfig, counts: Counts, end: int) -> dict[str, Any]:
-    """Goodput, and whether more comes in than is served.
+    """Return the goodput, and whether the run is saturated.
 
-    A run is saturated if requests pile up: those without a first token are, at the last arrival,
-    more than half as many again as half way to it, and at least one in fifty of all.
+    A run is saturated if requests pile up: the number of requests without a first token at the last
+    arrival is more than 1.5 times the number halfway to it, and at least 2 % of all requests.
     """
     arrived = np.frombuffer(counts.arrived, dtype=np.uint64)
     first = arrived + np.frombuffer(counts.ttft, dtype=np.uint64)
@@ -183,9 +183,9 @@ def _tiers(
 
 
 def _lanes(config: SimulationConfig, simulation: Simulation) -> dict[str, dict[str, Any]]:
-    """Per lane: bytes, busy ns, the share of the run that is, and ns waited for it, in all.
+    """Return per lane: bytes, busy ns, busy share of the run, and total queueing ns.
 
-    Managers count in bytes of the model's KV; a tier's own layout may have fewer.
+    Managers count bytes of the model's KV. A tier's layout may have fewer.
     """
     machines: int = config.manager.get("machines", 1)
     number: Counter[str] = Counter()
@@ -220,7 +220,7 @@ def _lanes(config: SimulationConfig, simulation: Simulation) -> dict[str, dict[s
 
 
 def _cost(config: SimulationConfig, counts: Counts, end: int) -> dict[str, float] | None:
-    """Money per hour, for the run, and per million tokens of served prompts and answers."""
+    """Return money per hour, for the run, and per million served prompt and answer tokens."""
     hour = config.per_hour()
     if hour is None:
         return None

@@ -1,7 +1,7 @@
-"""Grid: all combinations of some settings' values, each a config.
+"""Grid: all combinations of the values of some settings, as configs.
 
-Invariant: every config is checked, with its machines and the first request of its trace, before one
-of them runs. Cost: one config per combination.
+Invariant: every config is checked, including its machines and the first request of its trace,
+before any run. Cost: a config per combination.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _MOST_CELLS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One combination.
+    """A combination of settings.
 
     Attributes:
-        values: what it sets, by key.
-        config: the settings with that.
-        document: the same as the tables of a file.
+        values: changed settings by key.
+        config: settings of the run.
+        document: the same settings as the tables of a file.
     """
 
     values: dict[str, Any]
@@ -47,16 +47,16 @@ class Cell:
 def grid(
     path: Path, changes: Iterable[str], over: Iterable[str], option: str = "--over"
 ) -> list[Cell]:
-    """Return the combinations of values, the last key's changing first.
+    """Return all combinations of values. The last key changes first.
 
     Args:
-        path: a file of settings.
-        changes: `KEY=VALUE` each, for all of them.
-        over: `KEY=VALUE,VALUE` each.
-        option: how an error names what `over` came from.
+        path: settings file.
+        changes: `KEY=VALUE` changes for all combinations.
+        over: `KEY=VALUE,VALUE` axes.
+        option: name of the option for `over`, in errors.
 
     Raises:
-        ConfigError: settings that cannot be, or too many combinations.
+        ConfigError: invalid settings, or too many combinations.
     """
     make = variation(path, changes, option)
     axes: dict[str, list[Any]] = {}
@@ -77,15 +77,15 @@ def grid(
 
 
 def variation(path: Path, changes: Iterable[str], option: str) -> Callable[[dict[str, Any]], Cell]:
-    """Return a way to make cells of a file of settings: from values by key, which it checks.
+    """Return a function creating checked cells of a settings file from values by key.
 
     Args:
-        path: the file.
-        changes: `KEY=VALUE` each, for all of them.
-        option: how an error names what the values came from.
+        path: settings file.
+        changes: `KEY=VALUE` changes for all cells.
+        option: name of the option with the values, for errors.
 
     Raises:
-        ConfigError: a file that cannot be read, or a change that cannot be.
+        ConfigError: an unreadable file, or an invalid change.
     """
     document = read_document(path)
     for stated in changes:
@@ -101,10 +101,10 @@ def variation(path: Path, changes: Iterable[str], option: str) -> Callable[[dict
 
 
 def check(configs: Iterable[SimulationConfig]) -> None:
-    """Find errors that show only when the machines are made or the trace's head is read.
+    """Create the machines and read the start of each trace, to find errors before any run.
 
     Raises:
-        ConfigError: what a run would begin with.
+        ConfigError: the error at the start of a run.
     """
     begun: set[tuple[object, int]] = set()
     for config in configs:

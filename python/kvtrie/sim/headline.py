@@ -1,6 +1,6 @@
-"""Headline: the few figures of a run by which runs are compared, and all of them in one row.
+"""Headline: the key figures for comparing runs, and all figures as a row.
 
-Invariant: a figure that a run does not have is None, never 0. Cost: a few divisions per run.
+Invariant: a missing figure is None, never 0. Cost: a few divisions per run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NS_PER_MS = 1e6
 
 
 def headline(figures: dict[str, Any]) -> dict[str, float | None]:
-    """Share of prompt tokens found, times in ms, served requests per s, goodput and cost."""
+    """Return the hit share, times in ms, served requests per second, goodput and cost."""
     prompt_tokens = sum(figures["hit_tokens"].values()) + figures["computed_tokens"]
     found = sum(figures["hit_tokens"].values()) / prompt_tokens if prompt_tokens else None
     served = figures["requests"] - figures["refused"]
@@ -46,7 +46,7 @@ def headline(figures: dict[str, Any]) -> dict[str, float | None]:
 def ratios(
     first: dict[str, float | None], other: dict[str, float | None]
 ) -> dict[str, float | None]:
-    """Return each headline of a run over that of the first; None where one is missing or 0."""
+    """Return a run's headlines relative to the first run, or None if either is missing or 0."""
     return {
         name: value / base if (base := first[name]) and value is not None else None
         for name, value in other.items()
@@ -54,9 +54,9 @@ def ratios(
 
 
 def row_of(values: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
-    """Return all of a run in one row: what was set, then its figures with dots between keys.
+    """Return a run as a row: its settings, then its figures with dotted keys.
 
-    The keys of tiers and lanes are their kind and name.
+    Tiers are keyed by kind and lanes by name.
     """
     flat: dict[str, Any] = dict(values)
 
@@ -77,7 +77,7 @@ def row_of(values: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write rows, with a column for each key that any of them has.
+    """Write rows, with a column for each key of any row.
 
     Raises:
         ConfigError: the file cannot be written.

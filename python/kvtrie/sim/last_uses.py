@@ -1,9 +1,9 @@
-"""LastUses: where in LRU's order the blocks are that each request used last.
+"""LastUses: LRU positions of the blocks last used by each request.
 
-A segment tree over requests, with the base of each (`capacities`) and the largest that it was:
-inner nodes have additions that their leaves still lack, each as a sum and its largest part from the
-beginning on. Invariant: a base never falls while its request has blocks. Cost: O(log requests) per
-call and entry of `moved`, two numbers per request.
+A segment tree over requests, with the current and the largest base of each (`capacities`). Inner
+nodes have additions still to be applied to their leaves, each as a sum and its largest prefix sum.
+Invariant: a base never falls while its request has blocks. Cost: O(log requests) per call and entry
+of `moved`, and two numbers per request.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ __all__ = ["LastUses"]
 
 
 class LastUses:
-    """The bases of all requests so far."""
+    """Bases of all requests so far."""
 
     def __init__(self) -> None:
         self._requests = 0
         self._leaves = 1
-        self._sum, self._most = [0, 0], [0, 0]  # the root is at 1, the children of n at 2n, 2n + 1
+        self._sum, self._most = [0, 0], [0, 0]  # root: 1, children of n: 2n, 2n + 1
 
     def most(self, request: int) -> int:
-        """Return the largest base that a request had: 1 at first."""
+        """Return the largest base of a request so far. The first base is 1."""
         return self._most[self._reach(request)]
 
     def use(self, moved: Iterable[tuple[int, int, int]], size: int, room: int) -> None:
-        """Move blocks to the front as those of the next request.
+        """Move blocks to the front as the blocks of the next request.
 
         Args:
-            moved: earlier requests, the number of their blocks that this one uses, and how many of
-                those it computes again: while it runs they are there twice.
-            size: blocks of the request.
-            room: further blocks that it takes while it runs.
+            moved: earlier requests, with the numbers of their blocks reused and recomputed by this
+                request. While it runs, recomputed blocks are present twice.
+            size: number of blocks of the request.
+            room: further blocks taken while it runs.
         """
         for request, count, again in moved:
             self._add(request, again - count)
@@ -56,7 +56,7 @@ class LastUses:
         self._sum[node] = before + amount
 
     def _reach(self, request: int) -> int:
-        """The leaf of a request, with all additions."""
+        """Apply all additions to the leaf of a request, and return it."""
         sums, mosts, leaf = self._sum, self._most, self._leaves + request
         for shift in range(leaf.bit_length() - 1, 0, -1):
             node = leaf >> shift
@@ -70,7 +70,7 @@ class LastUses:
         return leaf
 
     def _add(self, request: int, amount: int) -> None:
-        """Add to the bases of a request and all before it; at most 0."""
+        """Add an amount of at most 0 to the bases of a request and all earlier requests."""
         sums, node = self._sum, self._reach(request)
         sums[node] += amount
         while node > 1:

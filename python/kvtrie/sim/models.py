@@ -1,6 +1,6 @@
-"""Shapes of models by name, in bfloat16, for replays whose rooms are in bytes.
+"""Shapes of models by name, in bfloat16, for replays with rooms in bytes.
 
-Invariant: a shape has the groups of layers of the published configuration. Cost: none.
+Invariant: a shape has the layer groups of the published configuration. Cost: none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DELTA_STATE = 32 * 128 * 128 * 4 + 4 * 8192 * 2
 
 
 def _every(layers: int, step: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The last layer of every `step`, and the others."""
+    """Return the last layer of every `step`, and the remaining layers."""
     full = tuple(range(step - 1, layers, step))
     return full, tuple(at for at in range(layers) if at not in set(full))
 
@@ -82,23 +82,23 @@ MODELS: dict[str, Callable[[], ModelShape]] = {
     "qwen3-next-80b": _qwen3_next_80b,
     "llama-3.1-8b": _llama_3_1_8b,
 }
-"""The shapes by name."""
+"""Shapes by name."""
 
 
 def model_named(name: str) -> ModelShape:
-    """The shape of a model.
+    """Return the shape of a model.
 
     Raises:
-        ConfigError: an unknown name; the message lists the known ones.
+        ConfigError: an unknown name. The message lists the known names.
     """
     return MODELS[word("model", name, MODELS)]()
 
 
 def without_groups(model: ModelShape) -> ModelShape:
-    """The shape of the same model where all layers keep all tokens.
+    """Return the shape of the same model with all tokens kept in all layers.
 
     Raises:
-        ConfigError: a layer keeps a state, which is not per token.
+        ConfigError: a layer with a state instead of tokens.
     """
     if not model.even:
         raise ConfigError("a model with states cannot keep all layers of all tokens")

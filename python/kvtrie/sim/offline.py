@@ -1,8 +1,8 @@
-"""Offline caches, which know the future: a bound on hits, and a reference for costs.
+"""Offline caches with knowledge of the future: a bound on hits, and a reference for costs.
 
-`most_hits` is Belady's rule on single blocks: no cache of that room finds more blocks, whatever it
-keeps, as long as it holds every request's blocks while that runs. `leaves_first` is the same rule
-on a cache of whole prefixes, where only last blocks may leave: a good plan, not a proven best one.
+`most_hits` is Belady's rule on single blocks: no cache of the same room finds more blocks, as long
+as it holds the blocks of each running request. `leaves_first` is the same rule on a cache of whole
+prefixes with only last blocks evictable: a good plan, but not proven optimal.
 Cost: O(blocks · log blocks).
 """
 
@@ -25,7 +25,7 @@ _NEVER = 2**62
 
 
 class _HasBlocks(Protocol):
-    """A request, of which only the ids of its blocks count."""
+    """A request, reduced to the ids of its blocks."""
 
     @property
     def blocks(self) -> NDArray[Any]: ...
@@ -36,33 +36,33 @@ class OfflineHits:
     """Result of an offline cache.
 
     Attributes:
-        blocks: of each request the blocks that were found, as indices into its path.
+        blocks: found blocks of each request, as indices into its path.
     """
 
     blocks: tuple[tuple[int, ...], ...]
 
     @property
     def hits(self) -> int:
-        """Blocks found in all."""
+        """Total number of found blocks."""
         return sum(map(len, self.blocks))
 
 
 def most_hits(requests: Sequence[_HasBlocks], capacity: int) -> OfflineHits:
-    """Return the most hits that a cache of some capacity can have.
+    """Return the maximum hits of any cache with a capacity.
 
-    Belady's rule (MIN, 1966): the block whose next use is farthest leaves.
+    Belady's rule (MIN, 1966): evict the block with the farthest next use.
 
     Args:
-        requests: in order; only the ids of their blocks count.
-        capacity: blocks.
+        requests: requests in order. Only the ids of their blocks count.
+        capacity: number of blocks.
 
     Raises:
-        ConfigError: a request is longer than `capacity`.
+        ConfigError: a request longer than `capacity`.
     """
     _check(requests, capacity)
     paths = [request.blocks.tolist() for request in requests]
     following = _following(paths)
-    cached: dict[int, int] = {}  # block: the next request that asks for it
+    cached: dict[int, int] = {}  # by block: the next request for it
     farthest: list[tuple[int, int]] = []
     found: list[tuple[int, ...]] = []
     for path, uses in zip(paths, following, strict=True):
@@ -87,16 +87,16 @@ def _evict(cached: dict[int, int], farthest: list[tuple[int, int]]) -> None:
 
 
 def leaves_first(requests: Sequence[_HasBlocks], capacity: int) -> OfflineHits:
-    """Return the hits of a cache of whole prefixes, in which only last blocks may leave.
+    """Return the hits of a cache of whole prefixes with only last blocks evictable.
 
-    The last block whose next use is farthest leaves first.
+    The last block with the farthest next use is evicted first.
 
     Args:
-        requests: in order; only the ids of their blocks count.
-        capacity: blocks.
+        requests: requests in order. Only the ids of their blocks count.
+        capacity: number of blocks.
 
     Raises:
-        ConfigError: a request is longer than `capacity`.
+        ConfigError: a request longer than `capacity`.
     """
     _check(requests, capacity)
     paths = [request.blocks.tolist() for request in requests]
@@ -108,7 +108,7 @@ def leaves_first(requests: Sequence[_HasBlocks], capacity: int) -> OfflineHits:
     for path, uses in zip(paths, _following(paths), strict=True):
         hits = next((n for n, block in enumerate(path) if block not in cached), len(path))
         found.append(tuple(range(hits)))
-        # The running path is not in the heap: it is put back when its blocks have their next use.
+        # # The running path is not in the heap. It is added below, when its next uses are known.
         for block in path[:hits]:
             cached[block] = -1
         while len(cached) + len(path) - hits > capacity:
@@ -138,7 +138,7 @@ def _check(requests: Sequence[_HasBlocks], capacity: int) -> None:
 
 
 def _following(paths: list[list[int]]) -> list[list[int]]:
-    """For each block of each path, the number of the next path that holds it."""
+    """Return the number of the next path with each block of each path."""
     later: dict[int, int] = {}
     following: list[list[int]] = [[]] * len(paths)
     for at in range(len(paths) - 1, -1, -1):

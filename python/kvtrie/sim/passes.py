@@ -1,8 +1,8 @@
-"""Passes: how long an engine's steps take, as two tables of integers.
+"""Step times of an engine, as two tables of integers.
 
-A step takes a fixed time, in which the weights are read, and beyond it what `prefill` says of each
-prefill (by context and tokens) and `decode` of all decodes (by mean context and requests).
-Invariant: nothing falls along an axis, and all is rounded to nanoseconds before a run.
+A step takes a fixed time for reading the weights, plus the time in `prefill` of each prefill (by
+context and tokens) and in `decode` of all decodes (by mean context and requests).
+Invariant: times never decrease along an axis, and are rounded to nanoseconds before a run.
 Cost: read or computed once per run.
 """
 
@@ -36,13 +36,13 @@ _LEAST_NS = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """The step times of an engine, in nanoseconds.
+    """Step times of an engine in nanoseconds.
 
     Attributes:
-        base: a step without tokens.
-        prefill: time beyond `base` of a pass, by length of the context and number of tokens.
-        decode: time beyond `base` of a token each, by mean context and number of requests.
-        request: a request outside of steps, before its first token.
+        base: time of a step without tokens.
+        prefill: additional time of a pass, by context length and number of tokens.
+        decode: additional time of a token per request, by mean context and number of requests.
+        request: time of a request outside of steps, before its first token.
     """
 
     base: int
@@ -60,7 +60,7 @@ class Passes:
     ) -> Passes:
         """Return step times from measured times of whole steps.
 
-        Times that decrease along an axis are noise, and are raised.
+        Times decreasing along an axis are noise, and are raised.
 
         Args:
             base: nanoseconds of a step without tokens.
@@ -69,18 +69,18 @@ class Passes:
             request: nanoseconds of a request outside of steps.
 
         Raises:
-            ConfigError: axes that do not ascend, times of another shape, below 0 or above 13 days.
+            ConfigError: axes not ascending, times of a wrong shape, below 0 or above 13 days.
         """
         base = real("base of steps", base, 0, _MOST_NS)
         request = real("time of a request outside of steps", request, 0, _MOST_NS)
         return cls(round(base), _grid(base, *prefill), _grid(base, *decode), round(request))
 
     def price(self) -> tuple[int, Grid, Grid, int]:
-        """Return all of it in nanoseconds, as `Simulation(price=...)` takes it."""
+        """Return all times in nanoseconds, for `Simulation(price=...)`."""
         return self.base, self.prefill, self.decode, self.request
 
     def cost(self) -> Cost:
-        """Return the cost for managers: that of a token in the largest pass, by context."""
+        """Return the managers' cost model: the time of a token in the largest pass, by context."""
         contexts, counts, rows = self.prefill
         table = [
             (at, max(_LEAST_NS, row[-1] / counts[-1]))
@@ -106,13 +106,13 @@ def _grid(
 
 
 def read_passes(path: Path) -> Passes:
-    """Return the step times in a file of `kvtrie profile`.
+    """Return the step times from a file of `kvtrie profile`.
 
-    A step's fixed time is that of the smallest pass. A file without decodes of several requests has
-    each take what one token takes beyond it.
+    The fixed time of a step is the time of the smallest pass. Without decodes of several requests
+    in the file, each request takes the additional time of a single token.
 
     Raises:
-        ConfigError: the file cannot be read, or no model was measured for it.
+        ConfigError: an unreadable file, or a profile without a model.
     """
     wrong = f"{path} is no profile of `kvtrie profile` with a model"
     document = toml_of(read_text(path, "the profile"), wrong)

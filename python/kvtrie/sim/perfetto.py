@@ -1,8 +1,8 @@
-"""Perfetto: a run as a trace that ui.perfetto.dev and chrome://tracing show.
+"""Export of a run as a trace for ui.perfetto.dev and chrome://tracing.
 
-A machine is a process; its engine and each of its lanes are threads. A request is a slice from
-its arrival to its last token. Format: the Trace Event Format's JSON, times in microseconds.
-Invariant: one event per line, by machine and track. Cost: a line per step, transmission and
+A machine is a process. Its engine and each of its lanes are threads. A request is a slice from its
+arrival to its last token. Format: JSON of the Trace Event Format, with times in microseconds.
+Invariant: a line per event, ordered by machine and track. Cost: a line per step, transmission and
 request.
 """
 
@@ -30,9 +30,9 @@ def write_perfetto(
     """Write the recorded steps, transmissions and requests of a watched run.
 
     Args:
-        path: where to write.
-        simulation: of which `watch(spans=True)` was called before it ran.
-        requests: the lines that `run_config` reports.
+        path: output file.
+        simulation: simulation run after `watch(spans=True)`.
+        requests: request lines of `run_config`.
 
     Raises:
         ConfigError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""Pictures of simulations: hits over room, time over cost, tiers over time, runs side by side.
+"""Plots of simulations: hits by room, time by cost, tiers over time, comparison of runs.
 
 Cost: about a second each.
 """
@@ -32,12 +32,12 @@ def draw_hits(
     lines: Mapping[str, Sequence[tuple[float, float]]],
     bound: Sequence[tuple[float, float]],
 ) -> None:
-    """Write the share of blocks found over GiB, with the bound that no cache passes.
+    """Plot the hit share by room in GiB, with the upper bound.
 
     Args:
-        path: where to write.
-        title: one line above it.
-        lines: points `(GiB, share)` by what they are, ascending.
+        path: output file.
+        title: title line.
+        lines: ascending points `(GiB, share)` by label.
         bound: Belady's hits, as points.
 
     Raises:
@@ -65,14 +65,14 @@ def draw_advice(
     gpu: float,
     most: float,
 ) -> None:
-    """Write the share of prompt tokens found over GiB of host memory, between two limits.
+    """Plot the share of found prompt tokens by GiB of host memory, between two limits.
 
     Args:
-        path: where to write.
-        title: one line above it.
-        lines: points `(GiB, share found on all tiers)` by what they are, ascending.
-        gpu: share that the GPU finds alone.
-        most: share that a cache of any size could find.
+        path: output file.
+        title: title line.
+        lines: ascending points `(GiB, share found on all tiers)` by label.
+        gpu: share found by the GPU alone.
+        most: share found by a cache of any size.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -94,12 +94,12 @@ def draw_advice(
 def draw_savings(
     path: Path, title: str, lines: Mapping[str, Sequence[tuple[float, float]]]
 ) -> None:
-    """Write the share of cost that policies save over room; the last one knows the future.
+    """Plot the cost share saved by policies by room. The last policy knows the future.
 
     Args:
-        path: where to write.
-        title: one line above it.
-        lines: points `(blocks, share)` by policy, ascending.
+        path: output file.
+        title: title line.
+        lines: ascending points `(blocks, share)` by policy.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -125,13 +125,13 @@ def draw_times(
     lines: Mapping[str, Sequence[tuple[float, float, float]]],
     across: str,
 ) -> None:
-    """Write TTFT over what a run costs, its median on the left and its p99 on the right.
+    """Plot TTFT by the cost of a run, with the median on the left and p99 on the right.
 
     Args:
-        path: where to write.
-        title: one line above it.
-        lines: points `(cost, p50 in ms, p99 in ms)` by what they are, ascending.
-        across: the text below.
+        path: output file.
+        title: title line.
+        lines: ascending points `(cost, p50 in ms, p99 in ms)` by label.
+        across: label of the x axis.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -154,19 +154,19 @@ def draw_tiers(
     rooms: Sequence[int],
     samples: Sequence[tuple[int, int, Sequence[int]]],
 ) -> None:
-    """Write how full each tier was over time, over all machines.
+    """Plot the occupancy of each tier over time, over all machines.
 
     Args:
-        path: where to write.
-        title: one line above it.
-        kinds: of the tiers.
-        rooms: their blocks, over all machines.
-        samples: `(at_ns, machine, blocks by tier)`, as `Simulation.samples` gives them.
+        path: output file.
+        title: title line.
+        kinds: kinds of the tiers.
+        rooms: blocks of the tiers, over all machines.
+        samples: `(at_ns, machine, blocks by tier)` of `Simulation.samples`.
 
     Raises:
         ConfigError: the file cannot be written.
     """
-    # All machines are sampled at the same times, so each time is one row.
+    # # All machines are sampled at the same times, so each time is a row.
     times = np.array(sorted({at for at, _, _ in samples}), dtype=np.int64)
     place = {at: row for row, at in enumerate(times.tolist())}
     blocks = np.zeros((len(times), len(kinds)))
@@ -191,13 +191,13 @@ def draw_tiers(
 def draw_ratios(
     path: Path, title: str, runs: Sequence[str], ratios: Sequence[Mapping[str, float | None]]
 ) -> None:
-    """Write each figure of each run over that of the first as bars.
+    """Plot each figure of each run relative to the first run, as bars.
 
     Args:
-        path: where to write.
-        title: one line above it.
-        runs: their names, the first first.
-        ratios: by figure, of each run.
+        path: output file.
+        title: title line.
+        runs: names of the runs.
+        ratios: ratios of each run, by figure.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -227,12 +227,12 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[f
 
 
 def _marker(points: Sequence[tuple[float, float]]) -> str:
-    """Few points are seen as such."""
+    """Return a marker for short lines only."""
     return "o" if len(points) < len(_COLOURS) * 4 else ""
 
 
 def _labelled(x: float, _: object) -> str:
-    """The label of a small tick of a logarithmic axis: of 2 and 5 in each decade."""
+    """Return the label of a minor tick on a logarithmic axis: 2 and 5 of each decade."""
     return f"{x:g}" if f"{x:e}"[0] in "25" else ""
 
 

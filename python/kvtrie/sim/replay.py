@@ -1,8 +1,8 @@
-"""Replay: a trace of block hashes through a manager that moves no bytes.
+"""Replay: a trace of block hashes through a manager without bytes.
 
-The simulator plays it on one machine whose engine computes in no time: requests run one after the
-other, each from its time or the end of the one before, and wait for their loads. Every move ends at
-the time that the manager predicted.
+The simulator plays the trace on a machine with an engine computing in no time: requests run
+sequentially, each from its time or the end of the previous request, and wait for their loads. Every
+move ends at its predicted time.
 Invariant: the same trace and settings give the same figures.
 Cost: a few microseconds per block.
 """
@@ -49,14 +49,14 @@ _NO_TENANTS = Tenants()
 
 @dataclass(frozen=True, slots=True)
 class TierFigures:
-    """The counts of one tier.
+    """Counters of a tier.
 
     Attributes:
-        kind: which tier.
-        blocks: its room.
-        hits: blocks that requests found here.
-        clean: evictions of copies that another tier had too.
-        demoted: evictions that were written to the next tier.
+        kind: kind of the tier.
+        blocks: room in blocks.
+        hits: blocks found on the tier.
+        clean: evictions of copies also present on a different tier.
+        demoted: evictions written to the next tier.
         dropped: evictions of last copies.
     """
 
@@ -70,14 +70,14 @@ class TierFigures:
 
 @dataclass(frozen=True, slots=True)
 class GroupFigures:
-    """The bytes of one group of layers on the first tier.
+    """Bytes of a layer group on the first tier.
 
     Attributes:
-        kind: which kind of group.
-        layers: how many layers it has.
-        slot_bytes: bytes of a block of its layers, or of a state.
-        held_bytes: bytes of blocks that resume points need; of the first group, all that are there.
-        released_bytes: bytes that are found until their room is taken.
+        kind: kind of group.
+        layers: number of layers.
+        slot_bytes: bytes of a block in this group, or of a state.
+        held_bytes: bytes of blocks held by resume points. For the first group, of all blocks.
+        released_bytes: bytes still found until their room is reused.
     """
 
     kind: str
@@ -89,25 +89,25 @@ class GroupFigures:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The result of a replay; counts are in blocks unless they say otherwise.
+    """Result of a replay. Counts are in blocks unless stated.
 
     Attributes:
         requests: requests of the trace.
-        refused: requests that did not fit on the first tier, which found nothing.
+        refused: requests too large for the first tier, without hits.
         blocks: blocks of all prompts.
-        tokens: tokens of all prompts, as the trace states them.
+        tokens: tokens of all prompts, as stated in the trace.
         hits: blocks found on any tier.
-        recomputed: blocks inside a match that were computed again.
-        tokens_hit: tokens of the blocks found.
+        recomputed: recomputed blocks inside a match.
+        tokens_hit: tokens of the found blocks.
         cost: cost of computing all prompts, in tokens without context.
-        cost_saved: the part of it that the blocks found save.
-        waited_s: seconds that requests waited for their loads, in all.
-        tiers: per tier, fastest first.
-        evicted: requested blocks that were cached once and had left.
-        diverged: new blocks at places where the session's prompt before had other blocks; None for
-            a trace without sessions.
-        turns: by turn, the last one and all after it together.
-        groups: per group of layers where they are kept apart, at the end.
+        cost_saved: part of `cost` saved by the found blocks.
+        waited_s: total seconds spent waiting for loads.
+        tiers: counters per tier, fastest first.
+        evicted: requested blocks evicted before the request.
+        diverged: new blocks at positions with different blocks in the session's last prompt, or
+            None for a trace without sessions.
+        turns: figures by turn. The last entry includes all later turns.
+        groups: bytes per layer group at the end, for separate groups.
     """
 
     requests: int
@@ -128,27 +128,27 @@ class Replayed:
 
     @property
     def hit_rate(self) -> float:
-        """Blocks found per block asked for, from 0 to 1."""
+        """Found share of the requested blocks, from 0 to 1."""
         return self.hits / self.blocks if self.blocks else 0.0
 
     @property
     def token_rate(self) -> float:
-        """Tokens found per token asked for, from 0 to 1."""
+        """Found share of the requested tokens, from 0 to 1."""
         return self.tokens_hit / self.tokens if self.tokens else 0.0
 
     @property
     def cost_rate(self) -> float:
-        """Cost saved per cost of computing everything, from 0 to 1."""
+        """Saved share of the total cost, from 0 to 1."""
         return self.cost_saved / self.cost if self.cost else 0.0
 
     @property
     def bound(self) -> float:
-        """Blocks that a cache of any size could find, per block asked for, from 0 to 1."""
+        """Share of requested blocks found by a cache of any size, from 0 to 1."""
         return (self.hits + self.evicted) / self.blocks if self.blocks else 0.0
 
     @property
     def evictions(self) -> int:
-        """Blocks that left the first tier."""
+        """Number of blocks evicted from the first tier."""
         first = self.tiers[0]
         return first.clean + first.demoted + first.dropped
 
@@ -164,21 +164,20 @@ def open_manager(
     model: ModelShape = SHAPE,
     resume: ResumePoints | None = None,
 ) -> BlockManager:
-    """Return a manager without bytes whose tokens are block hashes.
+    """Return a manager without bytes, with block hashes as tokens.
 
     Args:
-        tiers: fastest first; they hold no bytes, whatever their owner.
-        policy: which block leaves first.
+        tiers: tiers, fastest first. They hold no bytes, whatever their owner.
+        policy: eviction policy.
         structure: whether blocks inside a sequence may be dropped.
         block_tokens: real tokens per hash.
-        eviction_log: how many evictions are kept for `evictions`.
-        objective: what policies by value save.
-        model: decides bytes and times; by default a model of 8 billion parameters in bfloat16.
-        resume: which borders stay resumable where groups of layers are kept apart; None keeps all
-            tokens of all layers.
+        eviction_log: number of evictions kept for `evictions`.
+        objective: objective of value-based policies.
+        model: model for bytes and times. Default: 8 billion parameters in bfloat16.
+        resume: resumable borders of separate layer groups. None keeps all tokens of all layers.
 
     Raises:
-        ConfigError: a setting that the manager refuses.
+        ConfigError: a setting refused by the manager.
     """
     if block_tokens < 1:
         raise ConfigError(f"block_tokens is {block_tokens}, at least 1 wanted")
@@ -208,17 +207,17 @@ def replay(
     """Play a trace through a fresh manager.
 
     Args:
-        requests: in order of arrival.
-        manager: as `open_manager` makes it.
-        load: "all" loads whatever a lower tier holds; "plan" computes again what is sooner
-            computed, which then is no hit.
-        block_tokens: as for `open_manager`; tokens and costs are counted by it.
+        requests: requests in arrival order.
+        manager: a new manager of `open_manager`.
+        load: "all" loads all blocks found on lower tiers. "plan" recomputes blocks if faster, and
+            they do not count as hits.
+        block_tokens: as for `open_manager`, to count tokens and costs.
         ends: hint `Release` to the manager with the last request of each session.
-        tenants: whose the sessions are.
-        running: number of requests that hold their blocks at a time; the others have ended.
+        tenants: tenants of the sessions.
+        running: number of requests holding their blocks at a time, including finished requests.
 
-    A request that does not fit on the first tier counts as refused. Where groups of layers are kept
-    apart, a prompt's last, partial block is not played: no resume point is after it.
+    A request too large for the first tier counts as refused. With separate layer groups, a prompt's
+    last, partial block is left out, because no resume point is after it.
     """
     grouped = any(tier.groups for tier in manager.stats().tiers.values())
     sums = _Sums(block_tokens)
@@ -284,7 +283,7 @@ def _groups(manager: BlockManager, block_tokens: int) -> tuple[GroupFigures, ...
 
 
 def _full_blocks(request: TraceRequest, block_tokens: int) -> TraceRequest:
-    """A request without its last block, if that is a part of one and not the only one."""
+    """Return a request without its last block, if partial and not the only block."""
     full = max(1, request.input_tokens // block_tokens)
     return dataclasses.replace(request, blocks=request.blocks[:full])
 
@@ -293,17 +292,17 @@ def prompt_cost(blocks: int, block_tokens: int) -> float:
     """Return the cost of the first blocks of a prompt, in tokens without context.
 
     `t * (n + alpha * t * n * (n - 1) / 2)` for n blocks of t tokens, with `Cost().alpha`: each
-    token counts as if it were its block's first.
+    token counts like the first token of its block.
 
     Args:
         blocks: number of blocks.
-        block_tokens: tokens of a block.
+        block_tokens: tokens per block.
     """
     return block_tokens * (blocks + Cost().alpha * block_tokens * blocks * (blocks - 1) / 2)
 
 
 class _Sums:
-    """Sums over requests: what they ask for, and what is found."""
+    """Sums over requests: requested and found blocks."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block, self._alpha = block_tokens, Cost().alpha
@@ -322,7 +321,7 @@ class _Sums:
         self.cost += prompt_cost(len(request.blocks), self._block)
 
     def on_record(self, record: Record) -> None:
-        """Count what the next request found."""
+        """Count the hits of the next request."""
         request, first_token, hits = self._played.popleft(), record[3], record[5]
         if first_token is None:
             self.refused += 1

@@ -1,7 +1,7 @@
-"""Requests of a simulation or a replay, read from a trace as it runs.
+"""Requests of a simulation or a replay, streamed from a trace.
 
 Invariant: a line is checked before it is played, and an error names the line and the field.
-Cost: one pass over the file, of which one line is held; see the readers for what they keep.
+Cost: a pass over the file, with a single line in memory. See the readers for their state.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ def trace_requests(
     waits: bool = True,
     anew: bool = False,
 ) -> Iterator[AnyRow]:
-    """Yield the requests of a trace, in its order; those that wait for others have more.
+    """Yield the requests of a trace in its order. Waiting requests have additional fields.
 
     Args:
-        source: the trace.
-        block_tokens: real tokens of a block. A hash of a Mooncake trace becomes one token for each
-            block in it.
-        skipped: counts lines that cannot be, which are left out; None ends with the first.
-        most: blocks of a prompt of hashes or lengths, which a short line can claim.
-        waits: read which requests wait for others; otherwise a warning names the fields.
+        source: trace to read.
+        block_tokens: real tokens per block. A hash of a Mooncake trace becomes a token for each of
+            its blocks.
+        skipped: counts and skips invalid lines. None stops at the first invalid line.
+        most: maximum blocks of a prompt, because a short line can claim billions.
+        waits: read the waits between requests. Otherwise a warning names the fields.
         anew: number the hashes of a trace from 0 on.
 
     Raises:
-        ConfigError: a line that cannot be, or a file without one that can.
+        ConfigError: an invalid line, or a file without a valid line.
     """
     if block_tokens < 1:
         raise ConfigError(f"block_tokens is {block_tokens}, at least 1 wanted")
@@ -81,21 +81,21 @@ def block_requests(
     waits: bool = False,
     anew: bool = False,
 ) -> Iterator[TraceRequest]:
-    """Yield the requests of a trace as ids of blocks, equal if the prompts are up to there.
+    """Yield the requests of a trace as block ids, equal for prompts equal up to there.
 
-    Requests come in the order of the trace, and none waits for another.
+    Requests come in trace order, without waiting for each other.
 
     Args:
-        source: the trace. Of one with tokens, each block that differs is remembered.
-        block_tokens: real tokens of a block.
-        skipped: counts lines that cannot be, which are left out; None ends with the first.
-        most: blocks of a prompt of hashes or lengths, which a short line can claim.
+        source: trace to read. With tokens, all distinct blocks are kept in memory.
+        block_tokens: real tokens per block.
+        skipped: counts and skips invalid lines. None stops at the first invalid line.
+        most: maximum blocks of a prompt, because a short line can claim billions.
         waits: as for `trace_requests`.
         anew: as for `trace_requests`.
 
     Raises:
-        ConfigError: a line that cannot be, or a file without one that can; requests whose order
-            hangs on when answers end.
+        ConfigError: an invalid line, a file without a valid line, or requests whose order depends
+            on the end of answers.
     """
     if source.clients is not None:
         raise ConfigError(
@@ -116,7 +116,7 @@ def _named(
     block_tokens: int,
     seen: dict[tuple[int, bytes], int],
 ) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-    """The ids of a prompt's blocks, of which the last may be a part of one."""
+    """Return the ids of a prompt's blocks. The last block may be partial."""
     ids: list[int] = []
     parent = -1
     for first in range(0, len(tokens), block_tokens):

@@ -1,14 +1,14 @@
 """Roofline: step times of a model on a device, from datasheets.
 
-A step takes as long as the longer of its arithmetic and its memory traffic:
+A step takes the maximum of its arithmetic time and its memory time:
 
     arithmetic = 2 · active parameters · tokens + 4 · layers · query heads · head size · Σ context
     traffic    = parameters · bytes + KV bytes of a token · tokens in the cache
     step       = max(arithmetic / (peak · efficiency), traffic / (peak · efficiency)) + overhead
 
-(Σ context: over the tokens computed, of the tokens each attends to.) Sizes are those of one of `tp`
-ranks; what ranks send each other is in the efficiencies. Steps with prefills and decodes add what
-each takes beyond the reading of the weights.
+(Σ context: sum over computed tokens of the tokens each attends to.) Sizes are per rank of `tp`
+ranks. Communication between ranks is part of the efficiencies. Steps with prefills and decodes add
+the time of each in addition to reading the weights.
 Invariant: as of `Passes`. Cost: a table of a few hundred cells.
 """
 
@@ -41,7 +41,7 @@ class Device(NamedTuple):
 
     Attributes:
         flops_per_s: 16-bit operations of the tensor cores per second, without sparsity.
-        bytes_per_s: of its memory.
+        bytes_per_s: memory bandwidth.
     """
 
     flops_per_s: float
@@ -55,7 +55,7 @@ DEVICES = {
     "B200": Device(2250e12, 8e12),
     "MI300X": Device(1307.4e12, 5.3e12),
 }
-"""SXM (A100: 80 GB) and OAM parts; docs/simulator.md names the sheets."""
+"""SXM (A100: 80 GB) and OAM parts. docs/simulator.md lists the datasheets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,14 @@ class Roofline:
     """A model on a device.
 
     Attributes:
-        parameters: of the model, all of which a step reads.
-        active_parameters: those that a token is multiplied with; None takes all.
+        parameters: parameters of the model, all read by each step.
+        active_parameters: parameters used per token. None means all.
         device: a name in `DEVICES`.
         weight_bytes: bytes of a parameter.
-        flops_per_s: instead of the device's.
-        bytes_per_s: instead of the device's.
-        flops_efficiency: share of the peak that is reached.
-        memory_efficiency: share of the bandwidth that is reached.
+        flops_per_s: replaces the device's.
+        bytes_per_s: replaces the device's.
+        flops_efficiency: reached share of the peak.
+        memory_efficiency: reached share of the bandwidth.
         overhead_ns: fixed time of each step, added to its computation.
     """
 
@@ -85,7 +85,7 @@ class Roofline:
     overhead_ns: int = 0
 
     def __post_init__(self) -> None:
-        """Check all."""
+        """Check the settings."""
         device = DEVICES[word("device", self.device, tuple(DEVICES))]
         parameters = real("parameters", self.parameters, 1, _MOST)
         given = {**self._given("active_parameters", parameters)}
@@ -106,7 +106,7 @@ class Roofline:
         return {name: default if value is None else real(name, value, 1, _MOST)}
 
     def passes(self, model: ModelShape) -> Passes:
-        """Step times of a model's shape. Without `query_heads` there are as many as KV heads."""
+        """Return the step times for a model's shape. `query_heads` defaults to the KV heads."""
         contexts = np.array(_CONTEXTS, dtype=np.float64)[:, None]
         tokens, requests = (np.array([axis], dtype=np.float64) for axis in (_TOKENS, _REQUESTS))
         attended = contexts * tokens + tokens * (tokens + 1) / 2

@@ -1,7 +1,7 @@
-"""Policies over rooms: cost saved and blocks found of each, and of a plan that knows the future.
+"""Comparison of policies over rooms: cost saved and blocks found, including an offline plan.
 
-One tier and leaf-only, where the plan is the rule "the last block whose next use is farthest": a
-reference, not a bound, where costs count. Cost: a replay per policy and room.
+A single leaf-only tier. The plan evicts the last block with the farthest next use: a reference, not
+a bound, if costs count. Cost: a replay per policy and room.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class RoomFigures:
     """Figures of a policy in a room.
 
     Attributes:
-        policy: its name, or `FUTURE`.
-        room: blocks.
-        cost_saved: cost saved per cost of computing everything, from 0 to 1.
-        hits: blocks found per block asked for, from 0 to 1.
+        policy: name of the policy, or `FUTURE`.
+        room: number of blocks.
+        cost_saved: saved share of the total cost, from 0 to 1.
+        hits: found share of the requested blocks, from 0 to 1.
     """
 
     policy: str
@@ -42,7 +42,7 @@ class RoomFigures:
 
 
 def usual_rooms(requests: Sequence[TraceRequest]) -> list[int]:
-    """1, 3, 10 and 30 % of the distinct blocks, at least the longest prompt."""
+    """Return 1, 3, 10 and 30 % of the distinct blocks, at least the longest prompt."""
     distinct = len({block for request in requests for block in request.blocks.tolist()})
     longest = max(len(request.blocks) for request in requests)
     return sorted({max(longest, round(share * distinct)) for share in _SHARES})
@@ -58,21 +58,22 @@ def over_rooms(
     objective: Literal["cost", "balanced", "hits"] = "cost",
     watch: Callable[[Sequence[tuple[str, int]]], Iterable[tuple[str, int]]] = iter,
 ) -> list[RoomFigures]:
-    """Play a trace under each policy in each room, policy by policy; `FUTURE` is last.
+    """Play a trace under each policy in each room, policy by policy. `FUTURE` is last.
 
     Args:
-        requests: in order of arrival.
-        policies: names.
+        requests: requests in arrival order.
+        policies: names of the policies.
         rooms: blocks of the only tier.
-        block_tokens: tokens of a block.
+        block_tokens: tokens per block.
         ends: as for `replay`.
-        objective: what policies by value save; others do not ask.
-        watch: gives the pairs of policy and room on as they are played.
+        objective: objective of value-based policies, ignored by the rest.
+        watch: passes on the pairs of policy and room as they are played.
 
     Raises:
-        ConfigError: an unknown policy, or one without values for another objective than cost.
+        ConfigError: an unknown policy, or a policy without values with an objective other than
+            cost.
 
-    A prompt that is longer than a room is refused there, and finds nothing.
+    A prompt longer than a room is refused there, without hits.
     """
     found: list[RoomFigures] = []
     for policy, room in watch([(policy, room) for policy in (*policies, FUTURE) for room in rooms]):
@@ -80,7 +81,7 @@ def over_rooms(
             found.append(_future(requests, room, block_tokens))
             continue
         tiers = [Tier("gpu", blocks=room)]
-        # `lru` is shown for comparison and has no values for other objectives.
+        # # `lru` is included for comparison, and has no values for further objectives.
         named = objective if policy != "lru" else "cost"
         manager = open_manager(tiers, policy=policy, block_tokens=block_tokens, objective=named)
         played = replay(requests, manager, block_tokens=block_tokens, ends=ends)

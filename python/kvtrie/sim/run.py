@@ -1,7 +1,7 @@
 """Run: a simulation from its settings to its figures.
 
-Invariant: equal settings and traces give equal figures; the wall clock is read only around the run.
-Cost: that of the managers' calls, and what `figures` keeps of each request.
+Invariant: equal settings and traces give equal figures. The wall clock is only read around the run.
+Cost: the managers' calls, and the data kept by `figures` for each request.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _KINDS = ("gpu", "host", "disk")
 
 
 def open_simulation(config: SimulationConfig, *, logged: bool = False) -> Simulation:
-    """Return the machines of a run, checked and without a block.
+    """Return the machines of a run, checked and empty.
 
     Args:
-        config: the settings.
-        logged: keep all calls of managers.
+        config: settings of the run.
+        logged: log all manager calls.
 
     Raises:
-        ConfigError: settings that contradict each other.
+        ConfigError: contradictory settings.
     """
     weight = config.block_tokens if config.trace.hashed else 1
     more = dict(config.manager)
@@ -76,18 +76,18 @@ def run_config(
     """Play the trace of a config.
 
     Args:
-        config: the settings.
-        on_request: called with each request's line, in the order of arrival.
-        watch: gives the requests on as they are asked for.
-        simulation: the machines, as `open_simulation` made them; None makes them.
-        on_decision: called with a line of `sim.decisions` for each decision of the router.
-        best: machines that were not chosen in each decision, the best ones first.
+        config: settings of the run.
+        on_request: called with the line of each request, in arrival order.
+        watch: passes on the requests as they are read.
+        simulation: machines of `open_simulation`. None creates them.
+        on_decision: called with a line of `sim.decisions` for each router decision.
+        best: number of alternatives reported in each decision, best first.
 
     Returns:
-        The figures of `figures_of`: the same from run to run.
+        The figures of `figures_of`, equal for equal runs.
 
     Raises:
-        ConfigError: settings or a line of the trace that cannot be.
+        ConfigError: invalid settings, or an invalid line of the trace.
     """
     simulation = simulation or open_simulation(config)
     skipped = Skipped() if config.trace.lenient else None
@@ -118,9 +118,9 @@ def run_config(
 
 
 def _full_blocks(config: SimulationConfig, requests: Iterable[AnyRow]) -> Iterable[AnyRow]:
-    """Leave out the last block of prompts of hashes where it is a part of one.
+    """Leave out a partial last block of hashed prompts with separate layer groups.
 
-    No resume point of groups that are kept apart is after it.
+    No resume point is after it.
     """
     if config.resume is None or not config.trace.hashed:
         yield from requests
@@ -142,20 +142,20 @@ def play(
     """Play requests through a simulation and count their hits, tokens and times.
 
     Args:
-        config: the settings, for tiers and goals.
-        simulation: the machines, as `open_simulation` made them.
-        requests: in the order of arrival.
-        on_request: called with each request's line, in the order of arrival; times in ns.
-        on_decision: called with a line of `sim.decisions` for each decision of the router.
-        best: machines that were not chosen in each decision, the best ones first.
+        config: settings, for tiers and goals.
+        simulation: machines of `open_simulation`.
+        requests: requests in arrival order.
+        on_request: called with the line of each request, in arrival order, with times in ns.
+        on_decision: called with a line of `sim.decisions` for each router decision.
+        best: number of alternatives reported in each decision, best first.
 
     Raises:
-        ConfigError: a request that arrives before the one above it.
+        ConfigError: a request arriving before the request above it.
     """
     kinds = [*(tier.kind for tier in config.tiers), "peer"]
     none = {**dict.fromkeys((*_KINDS, *kinds), 0), "peer": 0}
     counts = Counts()
-    # By tier, and last of peers.
+    # # By tier, and last for peers.
     found, spared = [0] * len(kinds), [0] * len(kinds)
     goals = config.goals or Goals()
 
@@ -203,7 +203,7 @@ def play(
 
 
 def _line(record: Record, hits: dict[str, int]) -> dict[str, Any]:
-    """The line of a request: its times in ns and the tokens found by tier."""
+    """Return the line of a request: its times in ns and the tokens found by tier."""
     number, machine, arrival, first, end, _, _, (computed, _, _) = record[:8]
     return {
         "id": number,

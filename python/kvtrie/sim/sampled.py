@@ -1,14 +1,15 @@
-"""Sampled: shares found with any policy and several tiers, from replays of sampled sessions.
+"""Hit shares of any policy with several tiers, estimated from sampled sessions.
 
-One in n sessions plays in rooms of 1/n (SHARDS: Waldspurger and others, FAST 2015). A session is
-chosen by the hash of its name; where requests have none, by that of the prompt's first block that
-at most 1 % of the requests have, so that a system prompt of all does not make them one session. A
-sample gives the difference between the settings and LRU on one tier, which is added to LRU's exact
-share (`capacities`): both err alike on a sample. Several disjoint samples give the error.
-Invariant: a sample has at least 4000 requests and its smallest room holds `ROOM` of the longest
-prompts, or the whole trace is replayed, without an error. The error is that of the choice of
-sessions. A bias of all samples is not in it: `learned` learns from fewer requests, and finds up to
-2 points less than in the whole trace. Cost: `SAMPLES / n` replays per capacity.
+A sample plays 1/n of the sessions in rooms of 1/n (SHARDS: Waldspurger and others, FAST 2015). A
+session is chosen by the hash of its name. If sessions are missing, a request is chosen by the first
+block of its prompt shared by at most 1 % of the requests, so a common system prompt does not make
+all requests a single session. A sample estimates the difference between the settings and LRU on a
+single tier. This difference is added to LRU's exact share (`capacities`), because both err alike on
+a sample. Several disjoint samples give the error.
+Invariant: a sample has at least 4000 requests, and its smallest room holds `ROOM` of the longest
+prompts. Otherwise the whole trace is replayed, without an error. The error covers the choice of
+sessions, not a bias of all samples: `learned` learns from fewer requests, and finds up to 2 points
+less than in the whole trace. Cost: `SAMPLES / n` replays per capacity.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ _SHARED = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A capacity and the share that is found with it.
+    """A capacity and its hit share.
 
     Attributes:
         capacity: blocks of the last tier.
-        share: blocks found per block of all prompts.
-        error: standard error of the share; 0 where the whole trace was replayed.
-        one_in: one in how many sessions was played; 1 for the whole trace.
+        share: found share of the blocks of all prompts.
+        error: standard error of the share, 0 after a replay of the whole trace.
+        one_in: inverse of the played share of sessions, 1 for the whole trace.
     """
 
     capacity: int
@@ -60,14 +61,13 @@ class Point:
 
 
 class Sampling:
-    """A trace whose sessions are sampled.
+    """A trace with sampled sessions.
 
     Args:
-        requests: in order of arrival.
-        tiers: fastest first; the last one's blocks are the capacity.
-        policy: as of `open_manager`, as are `structure`, `objective`, `model` and
-            `block_tokens`.
-        running: as of `replay`.
+        requests: requests in arrival order.
+        tiers: tiers, fastest first. The capacity replaces the last tier's blocks.
+        policy: as for `open_manager`, like `structure`, `objective`, `model` and `block_tokens`.
+        running: as for `replay`.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Sampling:
         self._curves: dict[tuple[int, int], HitCurve] = {}
 
     def point(self, capacity: int) -> Point:
-        """Return the share that is found with a capacity."""
+        """Return the hit share with a capacity."""
         tiers = [*self._tiers[:-1], replace(self._tiers[-1], blocks=capacity, bytes=None)]
         rooms = [tier.blocks or 0 for tier in tiers]
         fitting = min(rooms) // (ROOM * self._longest)
@@ -117,7 +117,7 @@ class Sampling:
         return [one for one, name in pairs if name % one_in == part]
 
     def _lru(self, one_in: int, part: int, capacity: int) -> float:
-        """LRU's share on one tier of a sample."""
+        """Return LRU's hit share on a single tier for a sample."""
         if (one_in, part) not in self._curves:
             sample = self._requests if one_in == 1 else self._sample(one_in, part)
             paths = (BlockPath(one.blocks, len(one.blocks), 0, one.answer) for one in sample)
@@ -135,7 +135,7 @@ class Sampling:
 
 
 def session_names(requests: Sequence[TraceRequest]) -> list[int]:
-    """Return a number for the session of each request, spread evenly."""
+    """Return an evenly distributed number for the session of each request."""
     if all(one.session is not None for one in requests):
         names = [f"{one.session}" for one in requests]
     else:

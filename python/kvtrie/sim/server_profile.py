@@ -1,11 +1,10 @@
-"""Step times of a served engine, measured from outside.
+"""Step times of a served engine, measured by a client.
 
-An idle server is asked for first tokens and for answers of several requests at once. A prompt that
-begins like an earlier one has its context in the engine's own cache, so a prefill after any context
-can be timed. Times are those of a client: what a request takes outside of the engine's steps is
-measured apart, by a prompt of one token, and taken off.
-Invariant: prompts of one call share nothing but what the call means to share. Cost: the prefills
-and decodes that it times, `repeats` times.
+Measures first tokens and concurrent answers of an idle server. A prompt with a repeated prefix has
+its context in the engine's cache, so prefills after any context can be timed. The client's time
+outside of engine steps is measured separately, with a prompt of a single token, and subtracted.
+Invariant: prompts share no tokens except the intended context. Cost: the measured prefills and
+decodes, `repeats` times.
 """
 
 from __future__ import annotations
@@ -39,19 +38,19 @@ def profile_server(
     vocabulary: int = 8192,
     on_step: Callable[[str], object] = lambda _: None,
 ) -> dict[str, Any]:
-    """Return `passes`, `decode` and `server` as a file of `kvtrie profile` has them.
+    """Return `passes`, `decode` and `server` in the format of `kvtrie profile`.
 
     Args:
-        server: nothing else may ask it meanwhile.
+        server: an otherwise idle server.
         longest: tokens of the longest prompt.
-        requests: how many decode together, ascending from 1.
-        repeats: rounds over all cells; the median of a cell counts.
-        vocabulary: prompts have token ids from 0 below it.
-        on_step: told what is measured next.
+        requests: numbers of concurrent decodes, ascending from 1.
+        repeats: rounds over all cells. The median of a cell counts.
+        vocabulary: number of token ids used in prompts, from 0 on.
+        on_step: called with a description of the next measurement.
 
     Raises:
         ConfigError: the server refuses a request, or does not cache prefixes.
-        TransferError: the server cannot be reached.
+        TransferError: the server is unreachable.
     """
     if longest < _LEAST:
         raise ConfigError(f"longest is {longest} tokens, at least {_LEAST} wanted")
@@ -60,7 +59,7 @@ def profile_server(
     on_step("First requests")
     server.answer(cells.words(longest // 2), 4)
     for number in range(repeats):
-        # What disturbs a round is in one value of each cell, not in all values of one.
+        # # A disturbed round affects a single value of each cell, not all values of a cell.
         for _ in range(_SINGLES):
             cells.first_token(0, 1)
         for context in contexts:
@@ -85,7 +84,7 @@ def profile_server(
 
 
 class _Cells:
-    """Times of a server, by kind, context and number of tokens or requests."""
+    """Measured times of a server, by kind, context and number of tokens or requests."""
 
     def __init__(self, server: Server, vocabulary: int) -> None:
         self._server = server
@@ -98,7 +97,7 @@ class _Cells:
         return self._draw.integers(0, self._vocabulary, count).tolist()
 
     def median(self, kind: str, context: int, number: int) -> float:
-        """The median of a cell in ns."""
+        """Return the median of a cell in ns."""
         times = self._times[kind, context, number]
         if not times:
             raise ConfigError(
@@ -115,12 +114,12 @@ class _Cells:
         return prompt
 
     def first_token(self, context: int, count: int) -> None:
-        """Ask for the first token of a prompt, `count` tokens of which are new."""
+        """Measure the first token of a prompt with `count` new tokens."""
         prompt = self._cached(context) + self.words(count)
         self._times["first", context, count].append(self._server.answer(prompt, 1).first_ns)
 
     def step(self, context: int, many: int) -> None:
-        """Ask for several answers at once, whose tokens are made in the same steps."""
+        """Measure several concurrent answers, with tokens made in the same steps."""
         prompts = [self._cached(context) + self.words(1) for _ in range(many)]
         with ThreadPoolExecutor(many) as threads:
             answers = list(threads.map(self._server.answer, prompts, [_DECODED] * many))
@@ -128,14 +127,14 @@ class _Cells:
         end = min(answer.parts[-1] for answer in answers)
         for answer in answers:
             together = [at for at in answer.parts if begin <= at <= end]
-            # Parts may come in bursts: their mean distance is that of the steps.
+            # # Parts may come in bursts, but their mean distance equals the step time.
             if len(together) > 1:
                 step = (together[-1] - together[0]) / (len(together) - 1)
                 self._times["step", context, many].append(step)
 
 
 def _counts(most: int) -> list[int]:
-    """Numbers of tokens up to `most`: four times the one before, from 64 on twice."""
+    """Return token counts up to `most`: by factors of 4, and of 2 from 64 on."""
     counts = [1]
     while (after := counts[-1] * (4 if counts[-1] < _LEAST else 2)) < most:
         counts.append(after)

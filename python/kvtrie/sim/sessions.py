@@ -1,7 +1,7 @@
-"""Sessions of a trace: whose they are, which request is the last one, and what tools report.
+"""Sessions of a trace: their tenants, last requests and tool reports.
 
-Cost: one pass over the trace before it is played; a number per session is held, and one per request
-where tools report.
+Cost: a pass over the trace before it is played, with a number per session in memory, and a number
+per request if tools report.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _MOST_TENANTS = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """How tools report, between two requests of a session, when they will have ended.
+    """Progress reports of tools between two requests of a session.
 
-    A report is made at the start and after equal parts of the tool's time. The time left that it
-    states is the true one times a factor, whose logarithm is normal around 0.
+    A tool reports at its start and after equal parts of its time. The reported time left is the
+    actual time left times a factor with a normally distributed logarithm around 0.
 
     Attributes:
-        number: reports of a tool; 0 for none.
+        number: reports per tool, 0 for none.
         error: standard deviation of the logarithm of the factor.
-        hint: the hint that a report becomes: "progress"; "prefetch", by the time at which the tool
-            will have ended; or "prefetch-now", at once.
-        tier: kind of the tier on which the session's blocks are wanted.
-        demote: whether a tool that begins sends `Demote` to the last tier.
+        hint: hint made from a report: "progress", "prefetch" (by the reported end of the tool) or
+            "prefetch-now" (at once).
+        tier: kind of the target tier of the session's blocks.
+        demote: whether the start of a tool sends `Demote` to the last tier.
     """
 
     number: int = 0
@@ -53,7 +53,7 @@ class Reports:
     demote: bool = False
 
     def __post_init__(self) -> None:
-        """Check all."""
+        """Check the settings."""
         put(
             self,
             number=whole("number", self.number, 0, _MOST_REPORTS),
@@ -64,7 +64,7 @@ class Reports:
         )
 
     def of(self, rng: random.Random) -> list[tuple[int, int]]:
-        """Draw the reports of a tool, as `More` has them."""
+        """Draw the reports of a tool, in the format of `More`."""
         return [
             (1000 * at // self.number, min(round(1000 * math.exp(rng.gauss(0, self.error))), 10**9))
             for at in range(self.number)
@@ -73,11 +73,11 @@ class Reports:
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """Tenants, to each of which every session of a trace belongs with equal probability.
+    """Tenants, each with the same probability for every session of a trace.
 
     Attributes:
-        number: how many; 0 for requests without a tenant, which share all blocks.
-        share_after: as in `Scope`; None for tenants that share nothing.
+        number: number of tenants. 0 means requests without a tenant, sharing all blocks.
+        share_after: as in `Scope`. None shares nothing between tenants.
 
     Raises:
         ConfigError: `share_after` without tenants.
@@ -87,7 +87,7 @@ class Tenants:
     share_after: int | None = None
 
     def __post_init__(self) -> None:
-        """Check all."""
+        """Check the settings."""
         put(self, number=whole("number", self.number, 0, _MOST_TENANTS))
         if self.share_after is not None:
             if not self.number:
@@ -104,10 +104,10 @@ class Tenants:
 
 
 def last_ones(sessions: Iterable[str | None]) -> set[int]:
-    """Return the indices in a trace of the last request of each session.
+    """Return the trace indices of the last request of each session.
 
     Args:
-        sessions: of each request, in the trace's order; None for one without.
+        sessions: session of each request in trace order, or None.
     """
     last = {session: at for at, session in enumerate(sessions) if session is not None}
     return set(last.values())
@@ -122,18 +122,18 @@ def with_sessions(
     tenants: Tenants,
     seed: int,
 ) -> Iterator[RowWithMore]:
-    """Yield each request with what is known of its session.
+    """Yield each request with the additional fields of its session.
 
     Args:
-        requests: in the order of arrival.
-        once: the same, to look ahead.
-        ends: whether a session's last request says so.
-        reports: of the tool before each next request of a session.
-        tenants: whose the sessions are; a request without a session is one.
-        seed: of what is drawn.
+        requests: requests in arrival order.
+        once: the same requests, to look ahead.
+        ends: whether to mark a session's last request.
+        reports: reports of the tool before each further request of a session.
+        tenants: tenants of the sessions. A request without a session is a separate session.
+        seed: seed of the draws.
 
     Raises:
-        ConfigError: tools report, and a request waits for others.
+        ConfigError: tools report, and a request waits for earlier requests.
     """
     arrivals: list[int] = []
     after: dict[int, int] = {}

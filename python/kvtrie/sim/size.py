@@ -1,11 +1,11 @@
-"""Size: the cheapest rooms with which a run meets its goals.
+"""Size: the cheapest rooms meeting a run's goals.
 
-More room is taken to be never slower, so along one axis the least room that meets the goals is
-found by section. With several axes that is done along the last one for a grid over the others; the
-cheapest is then narrowed along each axis in turn until none gives way. The result is cheapest of
-its neighbours, by runs: along each axis, the largest room below it that was tried misses a goal.
-A trade of more of one room for less of another is seen on the grid only.
-Cost: a run per room that is tried, three at a time, some ten to twenty per line of the grid.
+Assumes that more room is never slower, so the least room along an axis is found by section. With
+several axes, the section runs along the last axis for a grid over the remaining axes. The cheapest
+point is then narrowed along each axis in turn until none improves. The result is a local optimum of
+the tried rooms: along each axis, the largest smaller tried room misses a goal. A trade between two
+rooms is only seen on the grid.
+Cost: a run per tried room, three at a time, some ten to twenty per line of the grid.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A room and its range.
+    """A room setting and its range.
 
     Attributes:
-        name: the key of the room in the settings, as `tiers.1.blocks`.
-        low: the smallest value.
-        high: the largest value.
+        name: settings key of the room, for example `tiers.1.blocks`.
+        low: smallest value.
+        high: largest value.
     """
 
     name: str
@@ -51,14 +51,14 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """Rooms that meet the goals.
+    """Rooms meeting the goals.
 
     Attributes:
-        values: the rooms by key.
-        cost: money per hour, or GiB where the settings have no prices.
-        figures: of the run with them.
-        below: by key, the largest smaller room that was tried with the others as they are; it
-            misses a goal. None where the range ends.
+        values: rooms by key.
+        cost: money per hour, or GiB if the settings have no prices.
+        figures: figures of the run with these rooms.
+        below: by key, the largest smaller tried room with the remaining rooms unchanged. It misses
+            a goal. None at the end of the range.
     """
 
     values: dict[str, int]
@@ -71,7 +71,7 @@ def axis_of(stated: str) -> Axis:
     """Return an axis from `KEY=LOW:HIGH`.
 
     Raises:
-        ConfigError: anything else.
+        ConfigError: a different format.
     """
     name, _, ends = stated.partition("=")
     low, colon, high = ends.partition(":")
@@ -85,7 +85,7 @@ def goal_of(stated: str) -> tuple[str, float]:
     """Return a goal from `ttft_p99_ns=N`.
 
     Raises:
-        ConfigError: another figure, or no number.
+        ConfigError: an unknown figure, or not a number.
     """
     name, _, given = stated.partition("=")
     names = [f"{time}_{part}_ns" for time, part in itertools.product(_TIMES, _PARTS)]
@@ -102,11 +102,11 @@ class Sizes:
     """A search for rooms.
 
     Attributes:
-        make: a config with some rooms; see `kvtrie.sim.grid.variation`.
-        goals: the most that each figure may be, by name.
-        axes: the rooms and their ranges.
-        within: the search along an axis ends when two rooms are closer than this share.
-        points: number of rooms in the grid on each axis but the last.
+        make: creates a config from rooms, see `kvtrie.sim.grid.variation`.
+        goals: maximum of each figure, by name.
+        axes: rooms with their ranges.
+        within: relative precision of the search along an axis.
+        points: number of grid points on each axis but the last.
         results: as for `sweep`.
         on_run: called after each run.
         seen: figures by rooms.
@@ -124,10 +124,10 @@ class Sizes:
     )
 
     def cheapest(self) -> Sized | None:
-        """Return the cheapest rooms; None if the largest miss a goal.
+        """Return the cheapest rooms, or None if the largest rooms miss a goal.
 
         Raises:
-            ConfigError: settings that cannot be.
+            ConfigError: invalid settings.
         """
         lows, highs = tuple(a.low for a in self.axes), tuple(a.high for a in self.axes)
         check(self._config(ends) for ends in (lows, highs))
@@ -136,7 +136,7 @@ class Sizes:
         best = highs
         lines = itertools.product(*(self._spaced(axis) for axis in self.axes[:-1]))
         for line in sorted(lines, key=lambda line: self._cost((*line, lows[-1]))):
-            # Cheaper is not to be had on this line, nor on the ones after it.
+            # # Neither this line nor a later line can be cheaper.
             if self._cost((*line, lows[-1])) >= self._cost(best):
                 break
             if self._meets((*line, highs[-1])):
@@ -154,7 +154,7 @@ class Sizes:
         return Sized(values, self._cost(best), self.seen[best], below)
 
     def _narrowed(self, rooms: tuple[int, ...], at: int) -> tuple[int, ...]:
-        """The least room of one axis that meets the goals, where the given one does."""
+        """Return the least room of an axis meeting the goals. The given room meets them."""
         misses, meets = self.axes[at].low - 1, rooms[at]
         while meets - misses > max(1, int(meets * self.within)):
             gap = meets - misses
@@ -174,7 +174,7 @@ class Sizes:
         return max((one for one in tried if one < rooms[at]), default=None)
 
     def _spaced(self, axis: Axis) -> list[int]:
-        """Rooms at equal ratios."""
+        """Return rooms at equal ratios."""
         ratio, steps = axis.high / axis.low, max(1, self.points - 1)
         return sorted({round(axis.low * ratio ** (at / steps)) for at in range(self.points)})
 
@@ -195,7 +195,7 @@ class Sizes:
             self.on_run()
 
     def _meets(self, rooms: tuple[int, ...]) -> bool:
-        """Whether all goals are met and no request was refused."""
+        """Return whether all goals are met and no request was refused."""
         self._run([rooms])
         figures = self.seen[rooms]
         if figures["refused"]:

@@ -1,10 +1,10 @@
-"""Sweep: many runs at once, and a file of their results to go on from.
+"""Sweep: many concurrent runs, with a result file to resume from.
 
-Runs share nothing, so each is a task of an executor. The default executor has a thread for each
-core: a run lets go of the interpreter between two requests. (Threads of Rust would not be quicker:
-each run reads its trace through Python, so that traces of any length stream.)
-Invariant: a result is keyed by all that decides it, so a file serves any sweep that meets the same
-config again. Cost: that of the runs; one line per result.
+Runs share nothing, so each is a task of an executor. The default executor has a thread per core,
+because a run releases the interpreter between two requests. (Rust threads would not be faster: each
+run streams its trace through Python.)
+Invariant: a result is keyed by everything it depends on, so a file can be reused by any sweep with
+the same config. Cost: the runs, and a line per result.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["digest_of", "iter_sweep", "sweep"]
 
-_ROW = '{"key": "'  # how each line of results begins
+_ROW = '{"key": "'  # start of each result line
 
 
 def sweep(
@@ -47,17 +47,17 @@ def sweep(
     """Run each config once.
 
     Args:
-        configs: what to run; equal ones run once.
-        executor: where runs go: any of `concurrent.futures`, whose workers can read the traces.
-            None makes threads, one for each core.
-        results: a file of JSON lines to which each result is appended as it comes; what is in it
-            already does not run again.
+        configs: configs to run. Equal configs run once.
+        executor: any executor of `concurrent.futures` whose workers can read the traces. None
+            creates a thread per core.
+        results: file of JSON lines. Each new result is appended, and stored results are not run
+            again.
 
     Returns:
         The figures of `run_config`, in the order of the configs.
 
     Raises:
-        ConfigError: settings that cannot be, or a file that is no such file.
+        ConfigError: invalid settings, or an invalid result file.
     """
     found = dict(iter_sweep(configs, executor=executor, results=results))
     return [found[at] for at in range(len(configs))]
@@ -69,7 +69,9 @@ def iter_sweep(
     executor: Executor | None = None,
     results: Path | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Run each config once, and yield each result as it comes; closing the iterator stops the rest.
+    """Run each config once, and yield each result as it completes.
+
+    Closing the iterator stops the remaining runs.
 
     Args:
         configs: as of `sweep`.
@@ -100,13 +102,13 @@ def iter_sweep(
 
 
 def digest_of(config: SimulationConfig) -> str:
-    """Return a digest of what decides a run's figures: settings, trace bytes and version.
+    """Return a digest of a run's inputs: settings, trace bytes and version.
 
     Raises:
-        ConfigError: a trace that cannot be read.
+        ConfigError: an unreadable trace.
     """
     named, path = config, config.trace.path
-    # Requests of a generator follow from the settings, so there is no file to digest.
+    # # A generator's requests follow from the settings, so there is no file to digest.
     if config.trace.generator is None:
         try:
             seen = path.stat()
@@ -119,13 +121,13 @@ def digest_of(config: SimulationConfig) -> str:
 
 @lru_cache(maxsize=256)
 def _digest(path: Path, size: int, changed: int) -> str:
-    del size, changed  # another size or time means another content
+    del size, changed  # a different size or time means different content
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _stored(path: Path) -> dict[str, dict[str, Any]]:
-    """The results of a file by their key; a last line that was cut short is taken off."""
+    """Return the results of a file by key. An incomplete last line is removed."""
     if not path.exists():
         return {}
     lines = read_text(path, "the results").splitlines(keepends=True)
@@ -145,9 +147,9 @@ def _stored(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _cut(path: Path, size: int, seen: int) -> None:
-    """Remove an incomplete last line, so that the next result starts a new line.
+    """Remove an incomplete last line, so the next result starts a new line.
 
-    A file that another sweep has appended to since `seen` bytes were read stays as it is.
+    A file extended by a concurrent sweep since `seen` bytes were read stays unchanged.
     """
     with path.open("r+b") as file:
         if os.fstat(file.fileno()).st_size == seen:
@@ -166,7 +168,7 @@ def _append(path: Path, key: str, figures: dict[str, Any]) -> None:
 def _pool(
     executor: Executor | None,
 ) -> Generator[Callable[[SimulationConfig], Future[dict[str, Any]]]]:
-    """A way to start a run; at the end what has not begun is cancelled, and own threads stop."""
+    """Yield a function to start a run. At the end, cancel waiting runs and stop created threads."""
     started: list[Future[dict[str, Any]]] = []
     stop = threading.Event()
 

@@ -1,9 +1,9 @@
-"""Traces of requests whose prompts are given as ids of blocks.
+"""Traces of requests with prompts given as block ids.
 
-`iter_trace` reads what `readers.hashes` describes: traces published with Mooncake, and others of
-that form. `write_trace` writes the compact form of the same: `arrival_ns`, and `ranges` of ids.
-Invariant: what is written is read as the same requests. Cost: one pass over the file, of which one
-line is held.
+`iter_trace` reads the format of `readers.hashes`, used by the traces published with Mooncake.
+`write_trace` writes its compact form, with `arrival_ns` and `ranges` of ids.
+Invariant: a written trace is read as the same requests. Cost: a pass over the file, with a single
+line in memory.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _READING = Reading()
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request of a trace.
+    """A request of a trace.
 
     Attributes:
-        at: when it arrives, in nanoseconds from the trace's start.
-        input_tokens: length of its prompt in tokens.
-        output_tokens: length of its answer in tokens.
-        blocks: uint32 `(n,)`, ids of its prompt's blocks, first to last.
-        session: the conversation it belongs to, if the trace says so.
-        answer: uint32, ids of the blocks that its answer fills, where that is known.
-        waits: what it waits for, where that is read.
+        at: arrival in nanoseconds from the trace's start.
+        input_tokens: number of prompt tokens.
+        output_tokens: number of answer tokens.
+        blocks: uint32 `(n,)`, ids of the prompt's blocks, first to last.
+        session: conversation name, if known.
+        answer: uint32, ids of the blocks filled by its answer, if known.
+        waits: wait fields of the request, if read.
     """
 
     at: int
@@ -62,7 +62,7 @@ def read_trace(
 
     Args:
         path: the file.
-        skipped: counts lines that cannot be, which are left out; None ends with the first.
+        skipped: counts and skips invalid lines. None stops at the first invalid line.
         hash_tokens: as in `Reading`.
 
     Raises:
@@ -74,18 +74,18 @@ def read_trace(
 def iter_trace(
     path: Path, skipped: Skipped | None = None, reading: Reading = _READING
 ) -> Iterator[TraceRequest]:
-    """As `read_trace`, request by request; a bad line is found when it is reached.
+    """Read a trace request by request. A bad line is found when it is reached.
 
     Args:
         path: the file.
         skipped: as for `read_trace`.
-        reading: what is read, and how.
+        reading: options of the reader.
     """
     return map(request_of, hash_rows(path, skipped, reading))
 
 
 def request_of(row: AnyRow) -> TraceRequest:
-    """Return the request of a row whose tokens are ids of blocks."""
+    """Return the request of a row with block ids as tokens."""
     at, blocks, prompt, answer, session = row[:5]
     waits = row[5] if len(row) > 5 else None  # noqa: PLR2004 - a row with more
     return TraceRequest(at, prompt, answer, blocks, session, waits=waits)
@@ -95,8 +95,8 @@ def write_trace(path: Path, requests: Iterable[TraceRequest]) -> int:
     """Write the compact form of a trace, compressed if the name ends in `.gz` or `.zst`.
 
     Args:
-        path: the file, which is replaced.
-        requests: in the order of arrival.
+        path: output file, replaced if it exists.
+        requests: requests in arrival order.
 
     Returns:
         The number of requests.
@@ -123,7 +123,7 @@ def write_trace(path: Path, requests: Iterable[TraceRequest]) -> int:
 
 
 def _ids(blocks: NDArray[np.uint32]) -> dict[str, list[Any]]:
-    """The ids as ranges, or as a list where that is shorter."""
+    """Return the ids as ranges, or as a list if shorter."""
     ids = blocks.astype(np.int64)
     cuts = np.flatnonzero(np.diff(ids) != 1) + 1
     if 2 * len(cuts) + 2 > len(ids):
@@ -133,7 +133,7 @@ def _ids(blocks: NDArray[np.uint32]) -> dict[str, list[Any]]:
 
 
 def _waits(waits: More, place: int) -> dict[str, Any]:
-    """The fields of a request that others may wait for, or that waits; names are places."""
+    """Return the wait fields of a request. Names are positions in the trace."""
     row: dict[str, Any] = {"request_id": str(place)} if waits.get("named") else {}
     if "after" in waits:
         pause = waits.get("pause", 0) / _NS_PER_MS

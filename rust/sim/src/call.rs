@@ -1,8 +1,8 @@
-//! The calls that a run makes to a manager, and their log.
+//! Calls of a run to a manager, and their log.
 //!
-//! The log is all that a manager was asked and all that it handed out: played into another manager
-//! of the same settings it must give the same moves, slot for slot. Invariant: no manager is changed
-//! but through here. Cost: none except the call if nothing is logged.
+//! The log has all calls and all issued moves. Replayed into a manager with the same
+//! settings, it gives the same moves, slot for slot. Invariant: all changes of a manager go through
+//! this module. Cost: only the call itself without a log.
 
 mod handed;
 
@@ -17,29 +17,29 @@ use crate::request::Request;
 
 pub use handed::Handed;
 
-/// One call.
+/// A logged call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// `acquire`, with the lease, or 0 for no room.
+    /// `acquire`, with the lease or 0 without room.
     Acquire {
         /// The prompt.
         tokens: Vec<Token>,
-        /// Tokens that stay to be computed.
+        /// Tokens at the end of the prompt to compute in any case.
         keep: usize,
         /// Tokens after the prompt.
         reserve: usize,
         /// Whether loads overlap with computation.
         layerwise: bool,
-        /// Whose blocks, and the conversation.
+        /// Cache scope of the blocks and of the conversation.
         scope: Scope,
-        /// Its name.
+        /// Conversation name.
         session: Option<String>,
-        /// The lease's id, 0 if there was no room.
+        /// Lease id, 0 without room.
         lease: LeaseId,
-        /// When.
+        /// Time of the call.
         now: Nanos,
     },
-    /// `moves`, with what it handed out.
+    /// `moves`, with the issued moves.
     Moves(Vec<Handed>),
     /// `complete`.
     Complete(Vec<MoveId>, Nanos),
@@ -47,50 +47,50 @@ pub enum Call {
     Commit(LeaseId, Vec<Token>, Nanos),
     /// `release`.
     Release(LeaseId, Nanos),
-    /// `hint` that a conversation is over.
+    /// Session-end `hint`.
     End(String, Nanos),
-    /// `hint` of when a conversation goes on: the time until then.
+    /// Progress `hint`: time until the next request of a conversation.
     Progress(String, Nanos, Nanos),
-    /// `hint` that a conversation's blocks be brought to memory, at once or by a time.
+    /// Prefetch `hint` of a conversation to a memory tier, at once or by a deadline.
     Bring(String, Option<Nanos>, Nanos),
-    /// `hint` that a conversation's blocks go to the last tier.
+    /// Demotion `hint` of a conversation to the last tier.
     Demote(String, Nanos),
-    /// `hint` without one: loads that wait are due.
+    /// Empty `hint`, to start the loads due now.
     LoadsDue(Nanos),
-    /// `reserve` of a number of tokens, with whether there was room.
+    /// `reserve` of a number of tokens, with its success.
     Reserve(LeaseId, usize, bool, Nanos),
     /// `suspend` to the tier below the first.
     Suspend(LeaseId, Kind, Nanos),
-    /// `resume`, with whether there was room.
+    /// `resume`, with its success.
     Resume(LeaseId, bool, Nanos),
-    /// `hint` that a sequence's blocks be brought to the first tier.
+    /// Prefetch `hint` of a token sequence to the first tier.
     Prefetch(Vec<Token>, Nanos),
-    /// `mark` of the blocks after the first ones, with whether there was room.
+    /// `mark` of the blocks after the first `skip`, with its success.
     Mark {
         /// The prompt up to the last block.
         tokens: Vec<Token>,
-        /// Where.
+        /// Tier of the copies.
         tier: TierId,
-        /// Blocks at the front that stay as they are.
+        /// Leading blocks to leave unchanged.
         skip: usize,
-        /// When the first layer and all layers are there.
+        /// Arrival times of the first layer and of all layers.
         times: (Nanos, Nanos),
         /// Whether there was room.
         fits: bool,
-        /// When.
+        /// Time of the call.
         now: Nanos,
     },
-    /// `mark` that the blocks after the first ones have left, with whether that could be.
+    /// `mark` of the blocks after the first `skip` as removed, with its success.
     Clear {
         /// The prompt up to the last block.
         tokens: Vec<Token>,
-        /// Where.
+        /// Tier of the copies.
         tier: TierId,
-        /// Blocks at the front that stay as they are.
+        /// Leading blocks to leave unchanged.
         skip: usize,
-        /// Whether no request, move or other block needed them.
+        /// False if a request, a move or a child block needs them.
         fits: bool,
-        /// When.
+        /// Time of the call.
         now: Nanos,
     },
     /// `pin_copies`, with the pin.
@@ -99,38 +99,38 @@ pub enum Call {
     Unpin(PinId, Nanos),
 }
 
-/// Report of a tool.
+/// Progress report of a tool.
 #[derive(Clone, Debug)]
 pub(crate) struct Report {
-    /// The conversation that waits for it, and whose.
+    /// Conversation waiting for the tool, and its scope.
     session: String,
     scope: Scope,
-    /// The time left that it states.
+    /// Reported time left.
     left: Nanos,
-    /// Whether it is the tool's first one.
+    /// Whether this is the first report of the tool.
     first: bool,
 }
 
-/// The hint that a report becomes.
+/// Hint made from a report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReportHint {
     /// `Progress`.
     #[default]
     Progress,
-    /// `Prefetch` by the time that it states.
+    /// `Prefetch` with the reported time as its deadline.
     Late,
-    /// `Prefetch` at once.
+    /// `Prefetch` without a deadline.
     Early,
 }
 
-/// How reports of tools become hints.
+/// Conversion of tool reports to hints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reporting {
-    /// Which hint.
+    /// Kind of hint.
     pub hint: ReportHint,
-    /// The tier on which the blocks are wanted.
+    /// Target tier of the blocks.
     pub tier: TierId,
-    /// Whether the blocks go to the last tier when the tool begins.
+    /// Whether the first report of a tool demotes the blocks to the last tier.
     pub demote: bool,
 }
 
@@ -141,16 +141,16 @@ pub struct Calls {
     settings: Settings,
     load: LoadMode,
     log: Option<Vec<Call>>,
-    /// Slots that the last lease without room lacked.
+    /// Slots missing at the last failed acquire.
     lacked: u64,
-    /// Reports of tools to come, and when.
+    /// Future tool reports, with their times.
     reports: Vec<(Nanos, Report)>,
-    /// How they become hints.
+    /// Conversion of reports to hints.
     pub(crate) reporting: Reporting,
 }
 
 impl Calls {
-    /// Calls of a manager. With `logged` all calls are kept.
+    /// Wrap a manager, and log its calls if `logged`.
     #[must_use]
     pub fn new(manager: Arc<Locked>, load: LoadMode, logged: bool) -> Self {
         let settings = manager.lock().settings().clone();
@@ -158,7 +158,7 @@ impl Calls {
         Self { manager, settings, load, log, lacked: 0, reports, reporting }
     }
 
-    /// The manager, to look at.
+    /// Lock the manager for reading.
     pub fn manager(&self) -> MutexGuard<'_, Manager> {
         self.manager.lock()
     }
@@ -169,7 +169,7 @@ impl Calls {
         &self.settings
     }
 
-    /// Takes the block events; this changes no decision.
+    /// Take the block events. This changes no decision.
     ///
     /// # Errors
     /// As [`Manager::take_block_events`].
@@ -177,13 +177,13 @@ impl Calls {
         self.manager.call(Manager::take_block_events)
     }
 
-    /// The log, if one is kept.
+    /// Logged calls. Empty without a log.
     #[must_use]
     pub fn log(&self) -> &[Call] {
         self.log.as_deref().unwrap_or_default()
     }
 
-    /// Slots that the last lease without room lacked.
+    /// Slots missing at the last failed acquire.
     #[must_use]
     pub fn lacked(&self) -> u64 {
         self.lacked
@@ -195,8 +195,8 @@ impl Calls {
         }
     }
 
-    /// Managers doubt a jump of more than a day until the next call bears it out: a trace may pause
-    /// for longer.
+    /// A manager accepts a time jump of more than a day only if the next call confirms it. Traces
+    /// may pause for longer, so an empty call confirms the time first.
     fn at(&mut self, now: Nanos) -> Result<()> {
         if now > self.manager().now().saturating_add(DAY) {
             self.note(|| Call::Complete(Vec::new(), now));
@@ -205,10 +205,10 @@ impl Calls {
         Ok(())
     }
 
-    /// Asks for a lease; `None` if there is no room.
+    /// Acquire a lease. Returns `None` without room.
     ///
     /// # Errors
-    /// As [`Manager::acquire`], but for room.
+    /// As [`Manager::acquire`], except for missing room.
     pub fn acquire(
         &mut self,
         tokens: &[Token],
@@ -249,7 +249,7 @@ impl Calls {
         Ok(found)
     }
 
-    /// All moves that wait to be handed out, with stores of at most `stores` blocks to a remote tier.
+    /// Take all pending moves, with stores of at most `stores` blocks to a remote tier.
     ///
     /// # Errors
     /// As [`Manager::hand_out`].
@@ -262,7 +262,7 @@ impl Calls {
         Ok(handed)
     }
 
-    /// Reports moves that have ended well.
+    /// Report successfully completed moves.
     ///
     /// # Errors
     /// As [`Manager::complete`].
@@ -273,7 +273,7 @@ impl Calls {
         Ok(())
     }
 
-    /// Appends tokens whose KV is written.
+    /// Append tokens with written KV.
     ///
     /// # Errors
     /// As [`Manager::commit`].
@@ -284,7 +284,7 @@ impl Calls {
         Ok(())
     }
 
-    /// Brings what is cached of a sequence to the first tier, as far as there is room.
+    /// Prefetch the cached blocks of a sequence to the first tier, as far as there is room.
     ///
     /// # Errors
     /// As [`Manager::hint`].
@@ -298,10 +298,10 @@ impl Calls {
         Ok(())
     }
 
-    /// Marks the blocks after the first `skip` as arriving; returns whether there is room.
+    /// Mark the blocks after the first `skip` as arriving. Returns whether there is room.
     ///
     /// # Errors
-    /// As [`Manager::mark_behind`], but for room.
+    /// As [`Manager::mark_behind`], except for missing room.
     pub fn mark(
         &mut self,
         tokens: &[Token],
@@ -322,10 +322,10 @@ impl Calls {
         Ok(fits)
     }
 
-    /// Clears the copies of the blocks after the first `skip`; returns whether that can be.
+    /// Clear the copies of the blocks after the first `skip`. Returns false if a copy is in use.
     ///
     /// # Errors
-    /// As [`Manager::mark_behind`], but for copies that requests, moves or other blocks need.
+    /// As [`Manager::mark_behind`], except for copies in use by requests, moves or child blocks.
     pub fn clear(
         &mut self,
         tokens: &[Token],
@@ -345,7 +345,7 @@ impl Calls {
         Ok(fits)
     }
 
-    /// Keeps copies where they are.
+    /// Pin copies on their tier.
     ///
     /// # Errors
     /// As [`Manager::pin_copies`].
@@ -356,7 +356,7 @@ impl Calls {
         Ok(pin)
     }
 
-    /// Ends a pin.
+    /// End a pin.
     ///
     /// # Errors
     /// As [`Manager::unpin_copies`].
@@ -367,7 +367,7 @@ impl Calls {
         Ok(())
     }
 
-    /// Ends a lease.
+    /// End a lease.
     ///
     /// # Errors
     /// As [`Manager::release`].
@@ -378,7 +378,7 @@ impl Calls {
         Ok(())
     }
 
-    /// Ends a request: its lease, and its conversation if that ends with it.
+    /// End the lease of a request, and its conversation after the last request.
     ///
     /// # Errors
     /// As [`Manager::release`] and [`Manager::hint`].
@@ -402,12 +402,12 @@ impl Calls {
         Ok(())
     }
 
-    /// Takes the reports to come, and when.
+    /// Take the future reports, with their times.
     pub(crate) fn take_reports(&mut self) -> Vec<(Nanos, Report)> {
         std::mem::take(&mut self.reports)
     }
 
-    /// Passes on when a conversation goes on.
+    /// Send a report to the manager as a hint.
     ///
     /// # Errors
     /// As [`Manager::hint`].
@@ -436,7 +436,7 @@ impl Calls {
         self.manager.call(|manager| manager.hint(&[hint], now)).map(drop)
     }
 
-    /// When loads that wait are due.
+    /// Time of the next load with a deadline.
     ///
     /// # Errors
     /// As [`Manager::next_due`].
@@ -444,7 +444,7 @@ impl Calls {
         self.manager.call(|manager| manager.next_due())
     }
 
-    /// Begins the loads that are due.
+    /// Start the loads due at `now`.
     ///
     /// # Errors
     /// As [`Manager::hint`].
@@ -455,10 +455,10 @@ impl Calls {
         Ok(())
     }
 
-    /// Makes room for `tokens` after a lease's end; returns whether there is any.
+    /// Make room for `tokens` after the end of a lease. Returns whether there is room.
     ///
     /// # Errors
-    /// As [`Manager::reserve`], but for room.
+    /// As [`Manager::reserve`], except for missing room.
     pub fn reserve(&mut self, lease: LeaseId, tokens: usize, now: Nanos) -> Result<bool> {
         self.at(now)?;
         let fits = room(self.manager.call(|manager| manager.reserve(lease, tokens, now)))?;
@@ -466,7 +466,7 @@ impl Calls {
         Ok(fits)
     }
 
-    /// Preempts a lease: it keeps its tokens.
+    /// Preempt a lease. It keeps its tokens.
     ///
     /// # Errors
     /// As [`Manager::suspend`].
@@ -478,10 +478,10 @@ impl Calls {
         Ok(())
     }
 
-    /// Plans again for a suspended lease; returns whether there is room for it.
+    /// Plan a suspended lease again. Returns whether there is room.
     ///
     /// # Errors
-    /// As [`Manager::resume`], but for room.
+    /// As [`Manager::resume`], except for missing room.
     pub fn resume(&mut self, lease: LeaseId, now: Nanos) -> Result<bool> {
         self.at(now)?;
         let load = self.load;
@@ -491,7 +491,7 @@ impl Calls {
     }
 }
 
-/// Whether a call found room.
+/// Convert `NoSpace` to false.
 fn room(result: Result<()>) -> Result<bool> {
     match result {
         Ok(()) => Ok(true),

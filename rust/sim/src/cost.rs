@@ -1,9 +1,9 @@
-//! Step time: how long an engine computes.
+//! Cost models: computation time of an engine's steps.
 //!
-//! Prices are integers in parts of a nanosecond, made before the run. Invariant: of a
-//! formula and a table the time of a span is the sum over its tokens, so cutting a prefill into
-//! chunks changes no sum but for rounding; `Passes` add a fixed time per step.
-//! Cost: O(1) of a formula, O(points) of a table.
+//! Prices are integers in fractions of a nanosecond, prepared before the run. Invariant: formulas
+//! and tables price a span as the sum over its tokens, so splitting a prefill into chunks changes
+//! the total only by rounding. `Passes` adds a fixed time per step. Cost: O(1) for a formula,
+//! O(points) for a table.
 
 mod affine;
 mod grid;
@@ -22,46 +22,46 @@ pub use table::Table;
 /// Prices are in units of `2^-PART_BITS` ns.
 pub const PART_BITS: u32 = 32;
 
-/// Consecutive tokens to compute: the context of the first one, and their number.
+/// Consecutive tokens to compute: context of the first token, and token count.
 pub type Span = (u64, u64);
 
-/// How long tokens take to compute.
+/// Computation time of tokens.
 pub trait Cost: Debug + Send + Sync {
-    /// Parts of a nanosecond that `tokens` consecutive tokens take after `context` tokens.
+    /// Price of `tokens` consecutive tokens after `context` tokens, in fractions of a nanosecond.
     fn parts(&self, context: u64, tokens: u64) -> u128;
 
-    /// Nanoseconds for the same, rounded to the nearest.
+    /// The same price in nanoseconds, rounded to the nearest.
     fn span(&self, context: u64, tokens: u64) -> Nanos {
         nanos(self.parts(context, tokens))
     }
 
-    /// Parts of a nanosecond of one token each for `count` requests whose contexts add up to
-    /// `contexts`. By default each is priced at the mean context.
+    /// Price of a decode step of `count` requests with `contexts` context tokens in total. The
+    /// default prices each token at the mean context.
     fn decode(&self, count: u64, contexts: u64) -> u128 {
         let mean = contexts.checked_div(count);
         mean.map_or(0, |context| self.parts(context, 1).saturating_mul(u128::from(count)))
     }
 
-    /// Parts of a nanosecond that a request alone takes for `tokens` tokens of its answer, one per
-    /// step, after `context` tokens.
+    /// Price of `tokens` answer tokens of one request after `context` tokens, computed in separate
+    /// steps.
     fn answer(&self, context: u64, tokens: u64) -> u128 {
         self.parts(context, tokens)
     }
 
-    /// Nanoseconds that a request takes outside of the engine's steps, before its first token.
+    /// Nanoseconds of a request outside of engine steps, before its first token.
     fn request(&self) -> Nanos {
         0
     }
 
-    /// Parts of a nanosecond of a step: requests that decode, with the sum of their contexts, and
-    /// spans of prefills. By default the sum over them.
+    /// Price of a step: decoding requests with the sum of their contexts, and prefill spans. The
+    /// default is their sum.
     fn step(&self, (count, contexts): (u64, u64), prefills: &[Span]) -> u128 {
         let spans = prefills.iter().map(|&(context, tokens)| self.parts(context, tokens));
         spans.fold(self.decode(count, contexts), u128::saturating_add)
     }
 }
 
-/// Parts of a nanosecond as nanoseconds; saturates.
+/// Convert a price to nanoseconds. Saturates.
 #[must_use]
 pub fn nanos(parts: u128) -> Nanos {
     let half = 1 << (PART_BITS - 1);

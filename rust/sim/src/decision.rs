@@ -1,44 +1,44 @@
-//! Decisions of a router, and what each machine still has to do.
+//! Routing decisions and the unfinished work of each machine.
 //!
-//! Invariant: a backlog counts a request from when it was sent until it has ended. Cost: O(1) per
-//! request; of a decision that is reported also O(machines) exact lookups.
+//! Invariant: a backlog counts a request from dispatch to end. Cost: O(1) per request, plus
+//! O(machines) exact lookups per reported decision.
 
 use kvtrie_core::Nanos;
 use rustc_hash::FxHashMap;
 
 use crate::event::MachineId;
 
-/// One machine that a request could be sent to, with the expected cost.
+/// Candidate machine of a request, with its expected cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// Which machine.
+    /// Machine number.
     pub machine: MachineId,
-    /// Tokens of the prompt that it has.
+    /// Prompt tokens cached there.
     pub hit: u64,
-    /// Tokens of the prompts there that have not ended.
+    /// Prompt tokens of its unfinished requests.
     pub queued: u64,
-    /// Estimated time to the first token: computing the missing tokens, after those of the requests
-    /// there that have not ended.
+    /// Estimated time to the first token: computing the missing tokens, after the missing tokens of
+    /// its unfinished requests.
     pub cost: Nanos,
 }
 
-/// One decision of a router.
+/// Routing decision of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// The request's place in the trace.
+    /// Position of the request in the trace.
     pub id: u64,
-    /// When it came in.
+    /// Arrival time.
     pub arrival: Nanos,
-    /// The machine it was sent to.
+    /// Chosen machine.
     pub chosen: Choice,
-    /// The best of the others, by cost, then number.
+    /// Best alternatives, by cost, then by machine number.
     pub others: Vec<Choice>,
-    /// The cost of the chosen one less that of the best of all.
+    /// Cost of the chosen machine less the lowest cost of all machines.
     pub regret: Nanos,
 }
 
 impl Decision {
-    /// The decision for one of some choices, with the best `count` others.
+    /// Record the choice of `machine`, with the best `count` alternatives.
     #[must_use]
     pub fn new(
         (id, arrival): (u64, Nanos),
@@ -58,13 +58,13 @@ impl Decision {
 /// Work of a machine for a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Tokens of its prompt.
+    /// Tokens of the prompt.
     pub tokens: u64,
-    /// Estimated time to compute what was not there.
+    /// Estimated time to compute the missing tokens.
     pub compute: Nanos,
 }
 
-/// The work of all requests that were sent and have not ended.
+/// Work of all dispatched requests until they end.
 #[derive(Debug, Default)]
 pub struct Backlog {
     machines: Vec<Work>,
@@ -72,19 +72,19 @@ pub struct Backlog {
 }
 
 impl Backlog {
-    /// Machines without work.
+    /// Create an empty backlog.
     #[must_use]
     pub fn new(machines: usize) -> Self {
         Self { machines: vec![Work::default(); machines], sent: FxHashMap::default() }
     }
 
-    /// The work of a machine.
+    /// Work of a machine.
     #[must_use]
     pub fn of(&self, machine: MachineId) -> Work {
         self.machines[machine]
     }
 
-    /// A request was sent to a machine.
+    /// Add a request sent to a machine.
     pub fn sent(&mut self, id: u64, machine: MachineId, work: Work) {
         let all = &mut self.machines[machine];
         all.tokens = all.tokens.saturating_add(work.tokens);
@@ -92,7 +92,7 @@ impl Backlog {
         self.sent.insert(id, (machine, work));
     }
 
-    /// A request has ended.
+    /// Remove a request at its end.
     pub fn ended(&mut self, id: u64) {
         if let Some((machine, work)) = self.sent.remove(&id) {
             let all = &mut self.machines[machine];

@@ -1,7 +1,7 @@
-//! Directories: which machine has which blocks, as routers and peers learn it.
+//! Directories: block locations by machine, for routers and peers.
 //!
-//! Invariant: a directory only answers queries; an answer may be stale, so callers verify it on the
-//! machine. Cost: stated by each.
+//! Invariant: a directory only answers queries. Answers may be stale, so callers verify them on the
+//! machine. Cost: see each directory.
 
 mod events;
 mod exact;
@@ -17,19 +17,19 @@ use crate::request::Prompt;
 pub use events::EventMap;
 pub use exact::Exact;
 
-/// How a directory learns.
+/// How a directory gets its data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Learning {
-    /// It asks every manager each time.
+    /// Query every manager each time.
     #[default]
     Exact,
-    /// It learns of each change this many nanoseconds late.
+    /// Apply each change after this many nanoseconds.
     Events(Nanos),
 }
 
 impl Learning {
-    /// A directory that knows nothing yet, of machines of these settings. It leaves out the tier that
-    /// they share: each of them can have what is there.
+    /// Open an empty directory for machines with these settings. Leaves out the shared tier,
+    /// because its blocks are available to all machines.
     #[must_use]
     pub fn open(
         self,
@@ -44,18 +44,18 @@ impl Learning {
     }
 }
 
-/// Blocks in a row that one machine can send.
+/// Consecutive blocks a machine can send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sendable {
-    /// How many.
+    /// Number of blocks.
     pub blocks: usize,
-    /// Number of those that only its disk has.
+    /// Number of blocks only on its disk.
     pub on_disk: usize,
 }
 
-/// Knows which machine has which blocks.
+/// Block locations by machine.
 pub trait Directory: Debug + Send {
-    /// Number of leading blocks of a prompt that each machine has with all their layers.
+    /// Return the number of leading prompt blocks with all layers on each machine.
     ///
     /// # Errors
     /// As [`kvtrie_core::Manager::resident`].
@@ -65,7 +65,7 @@ pub trait Directory: Debug + Send {
         machines: &mut dyn Iterator<Item = &Machine>,
     ) -> Result<Vec<usize>>;
 
-    /// Number of blocks after the first `own` that each machine can send.
+    /// Return the number of blocks after the first `own` each machine can send.
     ///
     /// # Errors
     /// As [`kvtrie_core::Manager::probe`].
@@ -78,6 +78,6 @@ pub trait Directory: Debug + Send {
         now: Nanos,
     ) -> Result<Vec<Sendable>>;
 
-    /// A machine reports changes.
+    /// Apply the block events of a machine.
     fn update(&mut self, _machine: MachineId, _events: &[BlockEvent]) {}
 }

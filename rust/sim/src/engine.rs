@@ -1,7 +1,7 @@
-//! Engines: how a machine computes what is sent to it, step by step.
+//! Engines: computation of requests on a machine, step by step.
 //!
-//! Invariant: an engine learns of loads and of time only through these calls. Cost: that of the
-//! manager's calls.
+//! Invariant: these calls are an engine's only source of load events and time. Cost: the manager's
+//! calls.
 
 mod continuous;
 mod prefill;
@@ -24,63 +24,61 @@ use crate::transfer::Entered;
 pub use continuous::{Continuous, Handoff, Pull};
 pub use serial::Serial;
 
-/// How long a prefill waits for its loads.
+/// When a prefill with pending loads starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wait {
-    /// Until all of them have ended.
+    /// After all loads have ended.
     #[default]
     All,
-    /// Each layer until its own are there.
+    /// Layer by layer, as the layers arrive.
     Layer,
-    /// Until all of them have ended, within the step that computes it: other requests of that step
-    /// wait too.
+    /// In its step, after all loads have ended. Delays all requests of the step.
     Step,
 }
 
-/// Limits of a step of the continuous engine.
+/// Limits of the continuous engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// The most tokens of a step.
+    /// Maximum number of tokens per step.
     pub token_budget: u64,
-    /// The most requests that hold blocks at a time; not above the token budget, so that each of
-    /// them can decode in every step.
+    /// Maximum number of requests holding blocks. At most the token budget, so that each request
+    /// can decode in every step.
     pub max_running: u64,
-    /// Whether each step that only decodes is a separate event.
+    /// Whether each decode-only step is a separate event.
     pub token_by_token: bool,
 }
 
-/// How an engine chooses what it computes.
+/// Scheduling of an engine.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Kind {
-    /// One request after the other.
+    /// A single request at a time.
     #[default]
     Serial,
-    /// All at once, in steps.
+    /// Continuous batching.
     Continuous(Limits),
-    /// The same, but the first machines, of the given number, compute prompts, and the others
-    /// decode.
+    /// Continuous batching, with prefill on this number of first machines and decode on the rest.
     Disaggregated(Limits, usize),
 }
 
 /// Settings of engines of all kinds.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// How it chooses what it computes.
+    /// Scheduling of requests.
     pub kind: Kind,
-    /// How long tokens take.
+    /// Computation time of tokens.
     pub cost: Arc<dyn Cost>,
-    /// How long a prefill waits for its loads.
+    /// When a prefill with pending loads starts.
     pub wait: Wait,
-    /// Real tokens at a prompt's end that are always computed.
+    /// Real tokens at the end of a prompt to compute in any case.
     pub keep: u64,
-    /// Nanoseconds between the end of one request and the begin of the next.
+    /// Nanoseconds between the end of a request and the start of the next.
     pub gap: Nanos,
-    /// How many requests that have ended hold their blocks on a serial engine, as if they ran.
+    /// Number of finished requests to keep their blocks on a serial engine, like running requests.
     pub held: usize,
 }
 
 impl Kind {
-    /// Limits of its steps, if there are any.
+    /// Step limits, if any.
     #[must_use]
     pub fn limits(self) -> Option<Limits> {
         match self {
@@ -91,7 +89,7 @@ impl Kind {
 }
 
 impl Service {
-    /// The engine of a machine, without a request.
+    /// Create the idle engine of a machine.
     #[must_use]
     pub fn open(&self, machine: MachineId) -> Box<dyn Engine> {
         match self.kind {
@@ -106,68 +104,67 @@ impl Service {
     }
 }
 
-/// Computes the requests of one machine.
+/// Engine of a machine.
 pub trait Engine: Debug + Send {
-    /// Takes in a request.
+    /// Enqueue a request.
     fn push(&mut self, request: Request, now: Nanos);
 
-    /// Number of requests that have not ended.
+    /// Number of unfinished requests.
     fn load(&self) -> u64;
 
-    /// The request that begins next.
+    /// Next request to start.
     fn next(&self) -> Option<&Request>;
 
-    /// The same, if it can begin now.
+    /// Next request, if it can start now.
     fn head(&self, now: Nanos) -> Option<&Request>;
 
-    /// A step may begin: what was begun before takes its place in it.
+    /// Prepare a step, and add the requests started before.
     ///
     /// # Errors
-    /// Those of the manager.
+    /// Errors of the manager.
     fn step_begins(&mut self, machine: &mut Machine, now: Nanos) -> Result<()>;
 
-    /// Begins the request of `head`; `fetched` are the blocks of its prompt that came from a peer.
-    /// Whether it has left the queue: without room it may wait there.
+    /// Start the request of `head`. `fetched` is the range of its prompt blocks fetched from a
+    /// peer. Returns whether the request left the queue: it may wait there for room.
     ///
     /// # Errors
-    /// Those of the manager, but for room.
+/// Errors of the manager, except for missing room.
     fn begin(&mut self, machine: &mut Machine, fetched: Range<usize>, now: Nanos) -> Result<bool>;
 
-    /// Begins the step, if it has work and none runs.
+    /// Start the step if it has work and no step is running.
     fn go_on(&mut self, now: Nanos);
 
-    /// The next request can begin, which it could not before: its blocks have come from a peer.
+    /// Retry the next request, because its blocks have arrived from a peer.
     fn wake(&mut self, now: Nanos);
 
-    /// Moves have entered their lanes.
+    /// Handle moves entering their lanes.
     fn entered(&mut self, entered: &[Entered], now: Nanos);
 
-    /// Moves have ended.
+    /// Handle completed moves.
     fn ended(&mut self, moves: &[MoveId], now: Nanos);
 
-    /// The step that runs has ended. Returns when it began; `None` if it did not end but was cut
-    /// short before.
+    /// End the running step. Returns its start time, or `None` if the step was cut short before.
     ///
     /// # Errors
-    /// Those of the manager.
+    /// Errors of the manager.
     fn step_ends(&mut self, machine: &mut Machine, now: Nanos) -> Result<Option<Nanos>>;
 
-    /// No request will come: lets go of what requests that have ended hold.
+    /// Release the blocks of finished requests after the last request.
     ///
     /// # Errors
-    /// Those of the manager.
+    /// Errors of the manager.
     fn close(&mut self, _: &mut Machine, _: Nanos) -> Result<()> {
         Ok(())
     }
 
-    /// The engine, if it can share requests with those of other machines.
+    /// This engine, if it can hand over requests to engines of different machines.
     fn relay(&mut self) -> Option<&mut Continuous> {
         None
     }
 
-    /// Events that the engine waits for next; each is returned once.
+    /// Take the future events of the engine.
     fn take_wakeups(&mut self) -> Vec<(event::Kind, Nanos)>;
 
-    /// Requests that have ended; each is returned once.
+    /// Take the records of finished requests.
     fn take_finished(&mut self) -> Vec<Record>;
 }

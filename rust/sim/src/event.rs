@@ -1,64 +1,64 @@
-//! Events: what happens next, in one total order.
+//! Future events in a total order.
 //!
-//! Invariant: the order is (time, kind, machine, number), so no run depends on the order of
-//! insertion. Cost: O(log events) per event.
+//! Invariant: the order is (time, kind, machine, number), independent of insertion order. Cost:
+//! O(log events) per event.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use kvtrie_core::Nanos;
 
-/// A machine's number.
+/// Machine number.
 pub type MachineId = usize;
 
-/// Kind of an event; events of one time run in this order.
+/// Event kind. Events at the same time run in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// The last byte of a transmission is there.
+    /// Last byte of a transmission has arrived.
     TransmissionEnds,
-    /// An engine's step is computed.
+    /// An engine has computed its step.
     StepEnds,
-    /// The directory learns of a change on a machine.
+    /// The directory gets a change of a machine.
     DirectoryUpdate,
-    /// A tool reports when it will have ended.
+    /// A tool reports its remaining time.
     Report,
-    /// Loads that wait for their latest start are due.
+    /// Loads with a deadline have to start.
     LoadsDue,
-    /// A request comes in.
+    /// A request arrives.
     Arrival,
     /// An engine may begin a step.
     StepBegins,
 }
 
-/// One event.
+/// A future event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Event {
-    /// When.
+    /// Time of the event.
     pub at: Nanos,
-    /// What.
+    /// Kind of the event.
     pub kind: Kind,
-    /// The machine; 0 for an arrival, which is not routed yet.
+    /// Its machine, or 0 for an arrival, before routing.
     pub machine: MachineId,
-    /// The number of the transmission or of the request; 0 where there is none.
+    /// Number of the transmission or request, or 0.
     pub number: u64,
 }
 
-/// The events to come.
+/// Queue of future events.
 #[derive(Debug, Default)]
 pub struct Events(BinaryHeap<Reverse<Event>>);
 
 impl Events {
-    /// Adds an event.
+    /// Add an event.
     pub fn push(&mut self, event: Event) {
         self.0.push(Reverse(event));
     }
 
-    /// Number of events to come.
+    /// Number of future events.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Takes the next event.
+    /// Take the next event.
     pub fn pop(&mut self) -> Option<Event> {
         self.0.pop().map(|Reverse(event)| event)
     }

@@ -1,8 +1,8 @@
-//! kvtrie-sim: a discrete-event simulator of machines that serve a trace, over kvtrie-core.
+//! kvtrie-sim: a discrete-event simulator of machines serving a trace, over kvtrie-core.
 //!
 //! Each machine is the production `Manager`, called as an engine calls it, with an executor that
-//! takes the time of a copy instead of copying. Time is integer nanoseconds of the trace; costs come
-//! in as integers. Equal runs give equal bytes on every platform and in every build.
+//! takes the time of a copy instead of copying. Time is integer nanoseconds of the trace; costs
+//! come in as integers. Equal runs give equal bytes on every platform and in every build.
 //!
 //! ```text
 //! simulation --> router, decision            which machine serves a request

@@ -1,7 +1,6 @@
-//! A machine: a manager and the executor that carries its moves.
+//! A machine: a manager and an executor for its moves.
 //!
-//! Invariant: whatever the manager wants moved is taken over before time goes on. Cost: that of the
-//! manager's calls.
+//! Invariant: all pending moves are taken before time advances. Cost: the manager's calls.
 
 mod remote;
 
@@ -16,30 +15,30 @@ use crate::request::Prompt;
 use crate::transfer::{Executor, Transfer};
 use remote::Remote;
 
-/// The tiers of a peer that blocks are read from.
+/// Tiers of a peer used as copy sources.
 #[derive(Clone, Copy, Debug)]
 pub struct Sources {
-    /// Its host memory.
+    /// Host memory tier.
     pub host: TierId,
-    /// Its disk, if it has one.
+    /// Disk tier, if any.
     pub disk: Option<TierId>,
 }
 
-/// One machine.
+/// A simulated machine.
 #[derive(Debug)]
 pub struct Machine {
-    /// Its number.
+    /// Machine number.
     pub number: MachineId,
-    /// Its manager.
+    /// Calls to its manager.
     pub calls: Calls,
-    /// The executor of its moves.
+    /// Executor of its moves.
     pub executor: Executor,
-    /// The store that it shares with others.
+    /// Store shared with the other machines.
     remote: Option<Remote>,
 }
 
 impl Machine {
-    /// A machine with a manager that has no moves under way.
+    /// Create a machine. The manager has no moves in flight.
     #[must_use]
     pub fn new(
         number: MachineId,
@@ -53,13 +52,14 @@ impl Machine {
         Self { number, calls, executor, remote: None }
     }
 
-    /// The last tier is a store that machines share.
+    /// Use a shared store as the last tier.
     pub(crate) fn share(&mut self, store: SharedStore) {
         self.remote = Some(Remote::new(self.calls.settings(), store));
     }
 
-    /// The blocks of a prompt after the first `own` that it can send, up to the first that neither
-    /// its host nor its disk has whole, each with the first of them that has.
+    /// Return the prompt blocks after the first `own` this machine can send, each with the fastest
+    /// tier holding a full copy. Stops at the first block without a full copy in host memory or on
+    /// disk.
     ///
     /// # Errors
     /// As [`kvtrie_core::Manager::probe`].
@@ -85,7 +85,7 @@ impl Machine {
         Ok(sent.collect())
     }
 
-    /// Takes over what the manager wants moved.
+    /// Take the manager's pending moves.
     ///
     /// # Errors
     /// As [`kvtrie_core::Manager::moves`].
@@ -107,7 +107,8 @@ impl Machine {
         }
     }
 
-    /// A transmission ends: its moves are reported, and what waited for them enters. Returns them.
+    /// End a transmission: report its moves, and start the jobs waiting for them. Returns the
+    /// moves.
     ///
     /// # Errors
     /// As [`kvtrie_core::Manager::complete`].

@@ -1,8 +1,7 @@
-//! The network between machines: a lane for each ordered pair of them, or one queue for all, which
-//! lanes of tiers with the queue's name enter too.
+//! Network between machines: a lane per ordered pair of machines, or a queue shared by all pairs
+//! and by the tier lanes with the same queue name.
 //!
-//! Invariant: transmissions enter a lane in order. Cost: O(log machines) per
-//! transmission.
+//! Invariant: transmissions enter a lane in order. Cost: O(log machines) per transmission.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +12,7 @@ use kvtrie_core::{LaneId, LaneSpec, Lanes, Nanos, Transmission};
 use crate::event::MachineId;
 use crate::record::LaneUse;
 
-/// The name of the lanes between machines.
+/// Name of the lanes between machines.
 pub const LANE: &str = "peers";
 
 /// Lanes between machines.
@@ -23,29 +22,29 @@ pub struct PeerSpec {
     pub bytes_per_s: u64,
     /// Latency of each transmission.
     pub latency_ns: u64,
-    /// The queue of all pairs of machines, and of all lanes of their tiers with this queue; each
-    /// ordered pair has its own if `None`.
+    /// Queue shared by all pairs of machines and by all tier lanes with this name. `None` gives
+    /// each ordered pair a separate queue.
     pub shares: Option<String>,
 }
 
-/// A queue of several machines: when it is free.
+/// State of a queue of several machines: the end of its last transmission.
 #[derive(Clone, Debug, Default)]
 pub struct SharedQueue(Arc<AtomicU64>);
 
 impl SharedQueue {
-    /// Time from which on the queue is idle.
+    /// Time from which the queue is idle.
     #[must_use]
     pub fn free_at(&self) -> Nanos {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// A transmission has entered that ends at `end`, after all others.
+    /// Occupy the queue until `end`, after all earlier transmissions.
     pub fn take_until(&self, end: Nanos) {
         self.0.store(end, Ordering::Relaxed);
     }
 }
 
-/// The network and what it has carried.
+/// The network and its counters.
 #[derive(Debug)]
 pub struct Network {
     spec: PeerSpec,
@@ -55,20 +54,20 @@ pub struct Network {
 }
 
 impl Network {
-    /// A network that has carried nothing; `queue` is that of all pairs of machines, if they share one.
+    /// Create an idle network. `queue` is the shared queue, if any.
     #[must_use]
     pub fn new(spec: PeerSpec, queue: SharedQueue) -> Self {
         let (lanes, pairs) = (Lanes::default(), BTreeMap::new());
         Self { spec, lanes, pairs, queue }
     }
 
-    /// How long an answer without bytes takes.
+    /// Latency of an empty answer.
     #[must_use]
     pub fn latency(&self) -> Nanos {
         self.spec.latency_ns
     }
 
-    /// Bytes and transmissions that it has carried.
+    /// Total traffic.
     #[must_use]
     pub fn carried(&self) -> LaneUse {
         let all = 0..self.lanes.len();
@@ -78,7 +77,7 @@ impl Network {
         LaneUse { bytes, busy, waited }
     }
 
-    /// When bytes would be there, layer by layer, if they entered now.
+    /// Predict the arrival of bytes, layer by layer, for a transmission starting now.
     pub fn preview(
         &mut self,
         way: (MachineId, MachineId),
@@ -90,7 +89,7 @@ impl Network {
         self.lanes.preview(lane, bytes, now, layers)
     }
 
-    /// Bytes enter. Returns when they begin to move and when they are there.
+    /// Transmit bytes. Returns the start and end of the transmission.
     pub fn transmit(
         &mut self,
         way: (MachineId, MachineId),
@@ -105,7 +104,7 @@ impl Network {
         (start, end)
     }
 
-    /// The lane from one machine to another, after all that is in its queue.
+    /// Lane between two machines, held until the shared queue is idle.
     fn lane(&mut self, way: (MachineId, MachineId)) -> LaneId {
         let (spec, lanes) = (&self.spec, &mut self.lanes);
         let lane = *self.pairs.entry(way).or_insert_with(|| {

@@ -1,12 +1,11 @@
-//! Peers: what one machine's memory or disk holds is brought to another one's host.
+//! Peer fetches: copy blocks from a different machine's host memory or disk to the local host tier.
 //!
-//! A directory says whose resident blocks continue the own match farthest; of equal ones it is the
-//! peer that reads fewest from its disk, then the lowest number. A peer that has them no more costs the
-//! network's latency. All blocks of a request are one transmission over
-//! the network, entered when their last byte has left the peer's disk; they are marked as arriving in
-//! the host here, and then loaded like any. Invariant: what a peer reads stays pinned there until
-//! the network has carried it. Cost: that of the directory, and O(blocks) per
-//! request.
+//! The directory gives the machine extending the local match farthest. Ties go to the peer with the
+//! fewest disk reads, then to the lowest number. A stale answer costs the network latency. All
+//! blocks of a request are one transmission, entering the network after the peer's last disk read.
+//! The blocks are marked as arriving in the local host tier and are loaded normally from there.
+//! Invariant: blocks stay pinned on the peer until the network has carried them. Cost: the
+//! directory's query, plus O(blocks) per request.
 
 use std::ops::Range;
 
@@ -18,15 +17,15 @@ use crate::machine::{Machine, Sources};
 use crate::network::Network;
 use crate::request::Request;
 
-/// Blocks of a peer that continue a match.
+/// Blocks of a peer extending a match.
 #[derive(Clone, Debug)]
 pub struct Continuation {
     from: MachineId,
-    /// Their places in the prompt.
+    /// Block positions in the prompt.
     blocks: Range<usize>,
 }
 
-/// Blocks on their way between two machines.
+/// Blocks in flight between two machines.
 #[derive(Debug)]
 pub struct Fetch {
     from: MachineId,
@@ -34,7 +33,7 @@ pub struct Fetch {
     pins: Vec<PinId>,
 }
 
-/// Tiers that peers send blocks from, and to.
+/// Source and destination tiers of peer fetches.
 #[derive(Debug)]
 pub struct Peers {
     sources: Sources,
@@ -42,7 +41,7 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// For machines of these tiers; `None` without a host to receive.
+    /// Create for machines with these tiers. Returns `None` without a host tier.
     #[must_use]
     pub fn new(kinds: &[Kind], keep: u64) -> Option<Self> {
         let tier = |kind| kinds.iter().position(|&known| known == kind);
@@ -50,7 +49,7 @@ impl Peers {
         Some(Self { sources, keep })
     }
 
-    /// The machine that continues a request's match on `here` farthest, as a directory knows it.
+    /// Find the machine extending a request's match on `here` farthest, according to a directory.
     ///
     /// # Errors
     /// As [`Directory::sendable`].
@@ -65,20 +64,20 @@ impl Peers {
         let weight = u64::from(here.calls.settings().token_weight);
         let prompt = request.prompt(self.keep, weight);
         let asked = Query::Tokens(prompt.tokens);
-        // The directory may ask this manager too, so it must be unlocked by then.
+        // The directory may query this manager, so the lock is released first.
         let own = here.calls.manager().probe(asked, &Scope::default(), prompt.keep)?.len();
         let sources = self.sources;
         let found = directory.sendable(prompt, own, sources, &mut { machines }, now)?;
         let rank = |one: &Sendable| (one.blocks, usize::MAX - one.on_disk);
         let others = found.into_iter().enumerate().filter(|(other, _)| *other != here.number);
-        // Of equal ones the lowest number is the last.
+        // On a tie, `max_by_key` takes the last element: the lowest number.
         let best = others.rev().max_by_key(|(_, found)| rank(found));
         let best = best.filter(|(_, found)| found.blocks > 0);
         Ok(best.map(|(from, found)| Continuation { from, blocks: own..own + found.blocks }))
     }
 
-    /// The peer begins to read those of the blocks that it has. Returns when its disk's last byte is
-    /// there: now without any. `None` if the first of them has left since.
+    /// Start reading the blocks on the peer, as far as present. Returns the end of the disk reads
+    /// (`now` without any), or `None` if the first block is no longer there.
     ///
     /// # Errors
     /// As [`kvtrie_core::Manager::pin_copies`].
@@ -118,9 +117,8 @@ impl Peers {
         Ok(Some((Fetch { from, blocks, pins }, end)))
     }
 
-    /// The blocks enter the network and are marked here. Returns when they begin to move and
-    /// when they are there; `None` if there is no room for them, or if the blocks that they
-    /// continue have left since.
+    /// Transmit the blocks and mark them as arriving. Returns the start and end of the
+    /// transmission, or `None` if there is no room or the preceding blocks were evicted.
     ///
     /// # Errors
     /// As [`kvtrie_core::Manager::mark_behind`].
@@ -149,7 +147,7 @@ impl Peers {
         Ok(Some(network.transmit(way, bytes, now, layers)))
     }
 
-    /// The peer has nothing more to read.
+    /// Release the peer's pins.
     ///
     /// # Errors
     /// As [`kvtrie_core::Manager::unpin_copies`].
@@ -162,13 +160,13 @@ impl Peers {
 }
 
 impl Fetch {
-    /// Places of the blocks in the prompt.
+    /// Block positions in the prompt.
     #[must_use]
     pub fn blocks(&self) -> Range<usize> {
         self.blocks.clone()
     }
 
-    /// Whose blocks.
+    /// Source machine.
     #[must_use]
     pub fn from(&self) -> MachineId {
         self.from
@@ -176,14 +174,14 @@ impl Fetch {
 }
 
 impl Continuation {
-    /// Whose blocks.
+    /// Source machine.
     #[must_use]
     pub fn from(&self) -> MachineId {
         self.from
     }
 }
 
-/// Bytes of a block on a machine.
+/// Bytes of a block.
 pub(crate) fn block_bytes(machine: &Machine) -> u64 {
     let settings = machine.calls.settings();
     settings.layer_bytes * u64::from(settings.layers)

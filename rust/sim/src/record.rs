@@ -1,42 +1,42 @@
-//! Results of one request, and of one lane.
+//! Results per request and per lane.
 //!
-//! Invariant: real tokens; hits and `computed` add up to the prompt. Cost: plain values.
+//! Invariant: counts are real tokens, and hits and `computed` add up to the prompt. Cost: plain
+//! values.
 
 use kvtrie_core::Nanos;
 
 use crate::event::MachineId;
 
-/// One request's times and hits.
+/// Times and hits of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// Its place in the trace.
+    /// Position in the trace.
     pub id: u64,
-    /// Where it ran.
+    /// Machine of the request.
     pub machine: MachineId,
-    /// When it came in.
+    /// Arrival time.
     pub arrival: Nanos,
-    /// When its first token was there; `None` if it did not fit and was refused.
+    /// Time of the first token, or `None` if the request was refused for its size.
     pub first_token: Option<Nanos>,
-    /// When its last token was there; `None` if it was refused.
+    /// Time of the last token, or `None` if the request was refused.
     pub end: Option<Nanos>,
     /// Tokens found on each tier of its machine.
     pub hits: Vec<u64>,
-    /// Tokens found on another machine.
+    /// Tokens found on a peer.
     pub peer: u64,
-    /// Nanoseconds that computing what was found on each tier, and last on a peer, would have taken.
+    /// Nanoseconds of computation saved by the hits on each tier, and last on a peer.
     pub saved: Vec<Nanos>,
-    /// Tokens of the match, as the manager takes them.
+    /// Matched tokens, in manager tokens.
     pub matched: usize,
-    /// Blocks of the match that were computed again, ascending.
+    /// Recomputed blocks of the match, ascending.
     pub holes: Vec<u32>,
-    /// Tokens of the prompt that were computed.
+    /// Computed tokens of the prompt.
     pub computed: u64,
-    /// Nanoseconds from its arrival until it got its blocks.
+    /// Nanoseconds from arrival until it acquired its blocks.
     pub queued: Nanos,
-    /// Nanoseconds from its begin to its first token in which it waited for copies and computed
-    /// nothing.
+    /// Nanoseconds between start and first token spent waiting for copies without computing.
     pub stalled: Nanos,
-    /// How often it was suspended for want of room.
+    /// Number of suspensions for lack of room.
     pub suspended: u64,
     /// Tokens of the answer.
     pub output: u64,
@@ -47,8 +47,8 @@ pub struct Record {
 pub struct LaneUse {
     /// Bytes.
     pub bytes: u64,
-    /// Nanoseconds in which it carried something, latency included.
+    /// Nanoseconds of activity, including latency.
     pub busy: Nanos,
-    /// Nanoseconds that transmissions waited for those before them, in all.
+    /// Total queueing time of transmissions, in nanoseconds.
     pub waited: Nanos,
 }

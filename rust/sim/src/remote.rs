@@ -1,10 +1,9 @@
-//! The shared store: one store of all machines, the last tier of each.
+//! Store shared by all machines as their last tier.
 //!
-//! It keeps keys of blocks in one room and knows no prefixes, as a store that only keeps bytes. A block
-//! is used when it is written and when a machine finds it; the block that was used longest ago leaves
-//! first, and of blocks that were found together the last one of the prompt. A machine finds blocks
-//! that others wrote `latency_ns` after they were written. Invariant: at most `room` blocks. Cost:
-//! O(log blocks) per use.
+//! The store holds block keys in one LRU pool and knows no prefixes. Writes and hits are uses.
+//! Among blocks found together, the last block of the prompt is evicted first. A machine finds
+//! blocks of different writers `latency_ns` after the write. Invariant: at most `room` blocks.
+//! Cost: O(log blocks) per use.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,61 +13,61 @@ use rustc_hash::FxHashMap;
 
 use crate::event::MachineId;
 
-/// Which blocks of the shared store a machine finds.
+/// Blocks of the shared store visible to a machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Lookup {
-    /// All.
+    /// All blocks.
     #[default]
     All,
-    /// Those that it wrote.
+    /// Blocks written by the machine.
     Local,
 }
 
-/// A block of the store.
+/// A stored block.
 #[derive(Debug)]
 struct Stored {
-    /// When it was first written.
+    /// Time of the first write.
     at: Nanos,
-    /// The machines that wrote it.
+    /// Writers of the block.
     writers: Vec<MachineId>,
-    /// Number of its last use.
+    /// Sequence number of the last use.
     used: u64,
 }
 
-/// A store of all machines.
+/// Store of all machines.
 #[derive(Debug)]
 pub struct RemoteStore {
     room: usize,
     latency: Nanos,
     lookup: Lookup,
     blocks: FxHashMap<BlockKey, Stored>,
-    /// Blocks by the number of their last use.
+    /// Blocks by the sequence number of their last use.
     uses: BTreeMap<u64, BlockKey>,
     used: u64,
     evicted: u64,
 }
 
 impl RemoteStore {
-    /// A store without a block, with room for `room`.
+    /// Create an empty store for `room` blocks.
     #[must_use]
     pub fn new(room: usize, latency: Nanos, lookup: Lookup) -> Self {
         let (blocks, uses) = (FxHashMap::default(), BTreeMap::new());
         Self { room, latency, lookup, blocks, uses, used: 0, evicted: 0 }
     }
 
-    /// Number of its blocks.
+    /// Number of blocks.
     #[must_use]
     pub fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Whether it has no block.
+    /// Whether the store is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
 
-    /// Number of blocks that have left it.
+    /// Number of evicted blocks.
     #[must_use]
     pub fn evicted(&self) -> u64 {
         self.evicted
@@ -83,7 +82,7 @@ impl RemoteStore {
         })
     }
 
-    /// Blocks of one prompt were found, in its order.
+    /// Record a hit of the blocks of a prompt, in prompt order.
     pub fn touch(&mut self, keys: &[BlockKey]) {
         for key in keys.iter().rev() {
             if let Some(block) = self.blocks.get_mut(key) {
@@ -95,7 +94,7 @@ impl RemoteStore {
         }
     }
 
-    /// A machine has written a block.
+    /// Add a block written by a machine, and evict while the store is over its capacity.
     pub fn put(&mut self, key: BlockKey, machine: MachineId, now: Nanos) {
         let new = || Stored { at: now, writers: Vec::new(), used: 0 };
         let block = self.blocks.entry(key).or_insert_with(new);
@@ -112,18 +111,18 @@ impl RemoteStore {
     }
 }
 
-/// The store as all machines share it.
+/// Handle to a store shared by all machines.
 #[derive(Clone, Debug)]
 pub struct SharedStore(Arc<Mutex<RemoteStore>>);
 
 impl SharedStore {
-    /// A store that machines can share.
+    /// Wrap a store for sharing.
     #[must_use]
     pub fn new(store: RemoteStore) -> Self {
         Self(Arc::new(Mutex::new(store)))
     }
 
-    /// The store.
+    /// Lock the store.
     pub fn get(&self) -> MutexGuard<'_, RemoteStore> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -181,7 +180,7 @@ mod tests {
         assert_eq!(seen(&store), [true, false]);
         store.put(key(1), 1, 0);
         assert_eq!(seen(&store), [true, true]);
-        // What has left and was written again has new writers.
+        // After eviction and a second write, a block has new writers.
         store.put(key(2), 0, 0);
         store.put(key(1), 1, 0);
         assert_eq!(seen(&store), [false, true]);

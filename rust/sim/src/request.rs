@@ -1,53 +1,53 @@
 //! A request of a trace.
 //!
-//! Invariant: `tokens` are what the manager matches; if one of them is the hash of several real
-//! tokens, separate fields hold the real numbers. Cost: plain values.
+//! Invariant: `tokens` are manager tokens. If each token is the hash of several real tokens,
+//! separate fields hold the real counts. Cost: plain values.
 
 use kvtrie_core::{Nanos, Scope, Token};
 
-/// One request.
+/// A request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// Its place in the trace, from 0 on; once it has come in, how many came in before it.
+    /// Position in the trace, from 0 on. After arrival: number of earlier arrivals.
     pub id: u64,
-    /// When it comes in; in the trace of clients, how long one thinks before.
+    /// Arrival time, or the think time before the request in a trace of clients.
     pub arrival: Nanos,
-    /// Its prompt as the manager takes it.
+    /// Prompt in manager tokens.
     pub tokens: Vec<Token>,
-    /// The tokens of its answer, where a trace has them. They are committed with the prompt.
+    /// Tokens of the answer, if the trace has them. Committed with the prompt.
     pub answer: Option<Vec<Token>>,
-    /// The conversation it belongs to.
+    /// Conversation name.
     pub session: Option<String>,
-    /// Scope within which its blocks are shared, and its conversation's name.
+    /// Cache scope of the blocks and of the conversation name.
     pub scope: Scope,
-    /// Whether its conversation ends with it and the manager gets a hint.
+    /// Whether it is the last request of its conversation and the manager gets a hint.
     pub last: bool,
-    /// Places of the requests above it that have to end before it comes in.
+    /// Positions of earlier requests to wait for before arrival.
     pub after: Vec<u64>,
-    /// The time between the last of these ends and its arrival, which is no earlier than `arrival`.
+    /// Delay from the last of these ends to the arrival. The arrival is no earlier than `arrival`.
     pub pause: Nanos,
-    /// Whether requests below it may wait for it.
+    /// Whether later requests may wait for it.
     pub named: bool,
-    /// The tool that its conversation waits for then, if that reports.
+    /// Reporting tool to run after it, if any.
     pub tool: Option<Tool>,
-    /// Real tokens of its prompt.
+    /// Real tokens of the prompt.
     pub input: u64,
-    /// Real tokens of its answer.
+    /// Real tokens of the answer.
     pub output: u64,
 }
 
-/// A tool between two requests of a conversation, which says how long it will take.
+/// A tool between two requests of a conversation, with progress reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tool {
-    /// When it ends: the next request comes in.
+    /// End of the tool and arrival of the next request.
     pub ends: Nanos,
-    /// Its reports: when, and the time left that it states, in thousandths of its time and of the
-    /// time that is left.
+    /// Pairs of report time and reported time left, in thousandths of the tool's duration and of
+    /// the actual time left.
     pub reports: Vec<(u32, u32)>,
 }
 
 impl Tool {
-    /// When it reports after it has begun, and the time left that it states.
+    /// Return the report times after a start, with the reported time left.
     pub fn reports(&self, begun: Nanos) -> impl Iterator<Item = (Nanos, Nanos)> + '_ {
         let takes = self.ends.saturating_sub(begun);
         let part = |time: Nanos, thousandths: u32| {
@@ -62,32 +62,32 @@ impl Tool {
     }
 }
 
-/// The front of a prompt, to look up.
+/// Prompt of a lookup.
 #[derive(Clone, Copy, Debug)]
 pub struct Prompt<'a> {
-    /// The prompt as managers take it.
+    /// Tokens in manager units.
     pub tokens: &'a [Token],
-    /// Tokens at its end that stay to be computed.
+    /// Tokens at the end to compute in any case.
     pub keep: usize,
 }
 
 impl Request {
-    /// The conversation that ends with it, if the manager gets a hint.
+    /// Session ended by this request, if the manager gets a hint.
     #[must_use]
     pub fn ends(&self) -> Option<&str> {
         self.session.as_deref().filter(|_| self.last)
     }
 
-    /// Its prompt, of which `keep` real tokens stay to be computed.
+    /// Prompt for lookups, without its last `keep` real tokens.
     #[must_use]
     pub fn prompt(&self, keep: u64, weight: u64) -> Prompt<'_> {
         Prompt { tokens: &self.tokens, keep: self.keep(keep, weight) }
     }
 
-    /// Tokens at the prompt's end that stay to be computed so that `keep` real ones do.
+    /// Convert `keep` real tokens to compute at the prompt's end to manager tokens.
     ///
-    /// Of hashes of `weight` real tokens each, all may be matched with a `keep` of 0, and otherwise
-    /// those that end before the kept tokens.
+    /// With hashes of `weight` real tokens each, a `keep` of 0 allows all to match. Otherwise only
+    /// hashes ending before the kept tokens match.
     #[must_use]
     pub fn keep(&self, keep: u64, weight: u64) -> usize {
         if weight == 1 || keep == 0 {
@@ -97,7 +97,8 @@ impl Request {
         self.tokens.len().saturating_sub(usize::try_from(usable).unwrap_or(usize::MAX))
     }
 
-    /// Tokens after the prompt to make room for. The last token of an answer is never written.
+    /// Slots to reserve after the prompt, in manager tokens. The last token of an answer is never
+    /// written.
     #[must_use]
     pub fn reserve(&self, weight: u64) -> usize {
         if let Some(answer) = &self.answer {

@@ -1,7 +1,7 @@
-//! Routers: which machine a request is sent to.
+//! Routers: choose the machine of a request.
 //!
-//! Invariant: the choice depends on the requests before and on what is given, nothing else. Cost:
-//! O(machines) at most, and what the directory takes for those that look at hits.
+//! Invariant: the choice depends only on earlier requests and the arguments. Cost: at most
+//! O(machines), plus the directory's query for routers based on hits.
 
 mod hash;
 mod least_loaded;
@@ -20,24 +20,24 @@ pub use locality::{Locality, RATIO_ONE};
 pub use round_robin::RoundRobin;
 pub use score::Score;
 
-/// State of a machine that a router may use.
+/// Machine state for a router.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Candidate {
-    /// Requests there that have not ended.
+    /// Unfinished requests.
     pub load: u64,
-    /// Tokens of the prompt that the directory finds there; 0 for a router that does not look.
+    /// Prompt tokens found by the directory, or 0 unless the router looks at hits.
     pub hit: u64,
-    /// Tokens of the prompts there that have not ended; 0 for a router that does not look.
+    /// Prompt tokens of unfinished requests, or 0 unless the router looks at hits.
     pub queued: u64,
 }
 
-/// Sends requests to machines.
+/// Routing policy.
 pub trait Router: Debug + Send {
-    /// Whether it looks at hits and queued tokens.
+    /// Whether the policy uses hits and queued tokens.
     fn looks(&self) -> bool {
         false
     }
 
-    /// The machine for a request, of at least one.
+    /// Choose a machine for a request. `machines` is not empty.
     fn route(&mut self, request: &Request, machines: &[Candidate]) -> MachineId;
 }

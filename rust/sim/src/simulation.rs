@@ -1,7 +1,7 @@
-//! The run: events in their order, until none is left.
+//! The event loop of a run.
 //!
-//! Invariant: requests are asked for when their time is known, so a trace of any length streams; records
-//! are reported in the order of arrival. Cost: O(log events) per event, plus the machines' work.
+//! Invariant: requests are read only when due, so traces of any length are streamed. Records are
+//! reported in arrival order. Cost: O(log events) per event, plus the machines' work.
 
 mod arrivals;
 mod fetch;
@@ -37,45 +37,45 @@ use fetch::{FIRST_FETCH, Fetching};
 use handoffs::Handoffs;
 use machines::{Queues, check_groups, check_machines, track_store};
 
-/// Hardware of one machine, where machines differ.
+/// Hardware of a machine in a heterogeneous run.
 #[derive(Clone, Debug)]
 pub struct Hardware {
-    /// Its tiers, of the same kinds as those of the others.
+    /// Tiers of the machine, with the same kinds on every machine.
     pub tiers: Vec<TierSpec>,
-    /// How long tokens take on its engine.
+    /// Computation time of tokens on the engine.
     pub price: Arc<dyn Cost>,
-    /// What its manager takes that for.
+    /// The manager's cost model of the same engine.
     pub cost: CostModel,
 }
 
 /// Configuration of a run.
 #[derive(Debug)]
 pub struct Config {
-    /// Of every machine's manager.
+    /// Settings of each manager.
     pub settings: Settings,
-    /// How many machines.
+    /// Number of machines.
     pub machines: usize,
-    /// Hardware of each machine, which takes the place of that in `settings` and `service`; empty if
-    /// machines do not differ.
+    /// Hardware by machine, replacing the hardware in `settings` and `service`. Empty if all
+    /// machines are equal.
     pub hardware: Vec<Hardware>,
     /// Whether leases load.
     pub load: LoadMode,
     /// Settings of the engines.
     pub service: Service,
-    /// How moves take their time.
+    /// Timing of moves.
     pub transfer: Transfer,
-    /// Router of requests.
+    /// Router of the requests.
     pub router: Box<dyn Router>,
-    /// Network between machines that ask each other for blocks; `None` if they do not.
+    /// Network for fetching blocks from peers, if enabled.
     pub peers: Option<PeerSpec>,
-    /// Network between machines that hand requests over, if they do not ask each other for blocks.
+    /// Network for handing over requests, if peer fetches are disabled.
     pub network: Option<PeerSpec>,
-    /// Which blocks machines find in the last tier, a store of all machines; `None` if a tier `remote`
-    /// belongs to one machine.
+    /// Lookup policy of the last tier, as a store shared by all machines; `None` for a `remote`
+    /// tier of a single machine.
     pub remote: Option<Lookup>,
-    /// How routers and peers learn which machine has which blocks.
+    /// How routers and peers learn block locations.
     pub directory: Learning,
-    /// Whether all calls are kept.
+    /// Whether calls are logged.
     pub logged: bool,
 }
 
@@ -84,26 +84,26 @@ pub struct Config {
 struct Server {
     machine: Machine,
     engine: Box<dyn Engine>,
-    /// How long tokens take on the engine.
+    /// Computation time of tokens on the engine.
     cost: Arc<dyn Cost>,
     fetch: Fetching,
-    /// When it begins loads that wait.
+    /// Time of its next `LoadsDue` event, if any.
     due: Option<Nanos>,
 }
 
-/// A run.
+/// A simulation run.
 #[derive(Debug)]
 pub struct Simulation {
     servers: Vec<Server>,
     router: Box<dyn Router>,
     directory: Box<dyn Directory>,
-    /// How late the directory learns of a change; `None` if it needs none.
+    /// Delay of directory updates, or `None` if updates are not needed.
     delay: Option<Nanos>,
-    /// By machine: changes that the directory will learn of, in order.
+    /// Pending directory updates of each machine, in order.
     updates: Vec<VecDeque<Vec<BlockEvent>>>,
-    /// Number of other machines reported with each decision; `None` reports no decisions.
+    /// Number of alternatives reported with each decision. `None` disables the report.
     decisions: Option<usize>,
-    /// Work of the machines, if the router uses it or its decisions are reported.
+    /// Unfinished work by machine, if the router or the decision report needs it.
     backlog: Option<Backlog>,
     keep: u64,
     events: Events,
@@ -113,37 +113,37 @@ pub struct Simulation {
     network: Option<Network>,
     remote: Option<SharedStore>,
     handoffs: Option<Handoffs>,
-    /// Blocks in the network, by the number of their transmission.
+    /// Blocks in the network, by transmission number.
     fetches: BTreeMap<u64, Fetch>,
     next_fetch: u64,
-    /// Events at which loads are due.
+    /// Number of queued `LoadsDue` events.
     due_events: usize,
-    /// Reports of tools to come.
+    /// Future tool reports.
     reports: BTreeMap<u64, Report>,
     next_report: u64,
-    /// Whether a request's blocks are loaded from when it comes in.
+    /// Whether the blocks of a request are loaded from its arrival on.
     prefetches: bool,
-    /// Number of clients that wait for an answer before the next request; 0 for an open trace.
+    /// Number of clients, each with a single request at a time. 0 for an open trace.
     clients: usize,
-    /// Records that wait for an earlier request's.
+    /// Records waiting for the record of an earlier request.
     early: BTreeMap<u64, Record>,
     next_record: u64,
     timeline: Timeline,
 }
 
 impl Simulation {
-    /// Machines without a block.
+    /// Create a run with empty machines.
     ///
     /// # Errors
-    /// [`Error::Config`] for settings that contradict each other.
+    /// [`Error::Config`] for contradictory settings.
     pub fn new(config: Config) -> Result<Self> {
         Self::with(config, |settings| Ok(Arc::new(Locked::new(Manager::new(settings)?))))
     }
 
-    /// Machines with managers that `open` gives for the settings.
+    /// Create a run with managers from `open`.
     ///
     /// # Errors
-    /// As [`Simulation::new`], and those of `open`.
+    /// As [`Simulation::new`], and errors of `open`.
     pub fn with(config: Config, open: impl Fn(Settings) -> Result<Arc<Locked>>) -> Result<Self> {
         let Config { mut settings, machines, load, service, transfer, router, .. } = config;
         let Config { hardware, peers, network, remote, directory: learning, logged, .. } = config;
@@ -192,7 +192,7 @@ impl Simulation {
             Peers::new(&kinds, keep)
                 .ok_or_else(|| Error::config("peers send to the tier 'host', which is missing"))
         });
-        // A directory that nothing asks learns nothing.
+        // Without queries, the directory needs no updates.
         let delay = match learning {
             Learning::Events(delay) if peers.is_some() || router.looks() => Some(delay),
             _ => None,
@@ -247,11 +247,11 @@ impl Simulation {
         })
     }
 
-    /// Plays a trace to its end; each record goes to `on_record`, in the order of arrival.
+    /// Play a trace to its end. Each record goes to `on_record`, in arrival order.
     ///
     /// # Errors
-    /// What the trace or `on_record` fail with; [`Error::Config`] for a time before that of the request
-    /// before; those of the managers.
+    /// Errors of the trace, of `on_record` and of the managers, or [`Error::Config`] if arrival
+    /// times decrease.
     pub fn run(
         &mut self,
         requests: impl IntoIterator<Item = Result<Request>>,
@@ -260,10 +260,10 @@ impl Simulation {
         self.run_deciding(requests, on_record, |_| Ok(()))
     }
 
-    /// The same; each decision of the router goes to `on_decision`, if decisions are reported.
+    /// As [`Simulation::run`]. Each router decision goes to `on_decision`, if enabled.
     ///
     /// # Errors
-    /// As [`Simulation::run`], and what `on_decision` fails with.
+    /// As [`Simulation::run`], and errors of `on_decision`.
     pub fn run_deciding(
         &mut self,
         requests: impl IntoIterator<Item = Result<Request>>,
@@ -281,13 +281,13 @@ impl Simulation {
                 self.close_engines()?;
                 continue;
             };
-            // Nothing happens on a machine then, so the run may end before.
+            // A directory update changes no machine, so the run may end before it.
             if kind == Kind::DirectoryUpdate {
                 let learned = self.updates[machine].pop_front().unwrap_or_default();
                 self.directory.update(machine, &learned);
                 continue;
             }
-            // The run may end before loads that no request needs.
+            // The run may end before prefetches no request needs.
             if kind == Kind::LoadsDue {
                 self.due_events -= 1;
                 if self.events.len() == self.due_events {
@@ -344,7 +344,7 @@ impl Simulation {
         }
     }
 
-    /// No request will come.
+    /// Close all engines after the last request.
     fn close_engines(&mut self) -> Result<()> {
         for number in 0..self.servers.len() {
             let Server { machine, engine, .. } = &mut self.servers[number];
@@ -354,7 +354,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// The directory will learn what has changed on a machine.
+    /// Schedule the directory update for a machine's changes.
     fn notify_directory(&mut self, number: MachineId) -> Result<()> {
         let Some(delay) = self.delay else { return Ok(()) };
         let events = self.servers[number].machine.calls.take_events()?;
@@ -366,7 +366,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Moves that a machine has begun, though the event was another one's.
+    /// Schedule the events of work started on a machine, even by an event of a different machine.
     fn follow(&mut self, number: MachineId) -> Result<()> {
         let Server { machine, engine, .. } = &mut self.servers[number];
         engine.entered(&machine.executor.take_entered(), self.now);
@@ -387,7 +387,7 @@ impl Simulation {
         self.notify_directory(number)
     }
 
-    /// Comes back when loads that wait on a machine are due.
+    /// Schedule an event for the next load with a deadline.
     fn await_loads(&mut self, number: MachineId) -> Result<()> {
         let server = &mut self.servers[number];
         let due = server.machine.calls.next_due()?.map(|at| at.max(self.now));
@@ -400,11 +400,11 @@ impl Simulation {
         Ok(())
     }
 
-    /// Begins the loads of a machine that are due.
+    /// Start the loads due on a machine.
     fn loads_due(&mut self, number: MachineId) -> Result<()> {
         let server = &mut self.servers[number];
         server.due = None;
-        // Other calls may have put it off.
+        // The load may have been postponed since.
         if server.machine.calls.next_due()?.is_some_and(|due| due <= self.now) {
             server.machine.calls.loads_due(self.now)?;
             server.machine.take(self.now)?;
@@ -412,8 +412,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Runs the consequences on a machine: transmissions that end, and steps. Returns the requests
-    /// that have ended.
+    /// Run the consequences of an event on a machine. Returns the finished requests.
     fn settle(&mut self, number: MachineId) -> Result<Vec<Record>> {
         self.follow(number)?;
         self.hand_over(number)?;
@@ -426,8 +425,8 @@ impl Simulation {
         Ok(finished)
     }
 
-    /// Reports, from the next run on, each decision of the router with the best `others` machines
-    /// that it did not choose; `None` reports none.
+    /// Report each router decision of later runs, with the best `others` alternatives. `None`
+    /// disables the report.
     pub fn report_decisions(&mut self, others: Option<usize>) {
         self.decisions = others;
         if others.is_some() && self.backlog.is_none() {
@@ -435,23 +434,23 @@ impl Simulation {
         }
     }
 
-    /// From the next run on, `clients` clients play the trace's conversations, one each at a time:
-    /// requests that follow each other with the same session, or one without. `arrival` is the time
-    /// to think between the answer before and the request. Requests are numbered as they come in.
+    /// Play the trace with `clients` clients in later runs. Each client plays a conversation at a
+    /// time: consecutive requests with the same session, or a single request without a session.
+    /// `arrival` is the think time before the request. Requests are numbered in arrival order.
     pub fn close(&mut self, clients: usize) {
         self.clients = clients;
     }
 
-    /// Loads a request's blocks from when it comes in, while others run, as far as there is room.
-    /// Without a second tier there is nothing to load.
+    /// Load the blocks of a request from its arrival on, as far as there is room. No effect with a
+    /// single tier.
     pub fn prefetch(&mut self) {
         self.prefetches = self.servers[0].machine.calls.settings().tiers.len() > 1;
     }
 
-    /// How, from now on, reports of tools become hints.
+    /// Set the conversion of tool reports to hints.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no such tier.
+    /// [`Error::Config`] for an unknown tier.
     pub fn report_as(&mut self, reporting: Reporting) -> Result<()> {
         let tiers = self.servers[0].machine.calls.settings().tiers.len();
         if reporting.tier >= tiers {
@@ -464,8 +463,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// Keeps, from now on, each step and transmission, or a sample of the tiers every
-    /// `sample_every` nanoseconds; 0 for none.
+    /// Record all spans from now on if `spans`, and sample the tiers every `sample_every`
+    /// nanoseconds (0 disables samples).
     pub fn watch(&mut self, spans: bool, sample_every: Nanos) {
         self.timeline = Timeline::new(spans, sample_every);
         if spans {

@@ -1,47 +1,47 @@
-//! Timeline: the steps and transmissions of a run, and samples of its tiers, kept for pictures.
+//! Timeline of a run for plots: steps, transmissions and tier samples.
 //!
-//! Invariant: nothing is decided by it; a run that is not watched keeps nothing. A sample shows its
-//! time before the events of that time, and at most one is taken between two events. Cost: one span
-//! per step and transmission; O(tiers) per machine and sample.
+//! Invariant: never affects a decision, and records nothing unless enabled. A sample has the state
+//! before the events of its time, with at most one sample between two events. Cost: a span per
+//! step and transmission, O(tiers) per machine and sample.
 
 use kvtrie_core::{LaneId, NEVER, Nanos};
 
 use crate::event::MachineId;
 
-/// Resource that a span ran on.
+/// Resource of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Track {
     /// The machine's engine.
     Step,
     /// A lane of the machine.
     Lane(LaneId),
-    /// The network, towards the machine.
+    /// Network lane to the machine.
     Peers,
 }
 
 /// A step or a transmission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Whose.
+    /// Machine of the span.
     pub machine: MachineId,
-    /// Where.
+    /// Resource of the span.
     pub track: Track,
-    /// Its begin, after the spans queued before it.
+    /// Start, after the spans queued before.
     pub start: Nanos,
-    /// Its end.
+    /// End of the span.
     pub end: Nanos,
-    /// Bytes of a transmission.
+    /// Transmitted bytes.
     pub bytes: u64,
 }
 
-/// How full a machine's tiers were.
+/// Tier occupancy of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// When.
+    /// Sample time.
     pub at: Nanos,
-    /// Which machine.
+    /// Machine number.
     pub machine: MachineId,
-    /// Resident blocks by tier; those of a store of all machines with machine 0.
+    /// Resident blocks by tier. Blocks of a shared store count for machine 0.
     pub resident: Vec<u64>,
 }
 
@@ -56,13 +56,13 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// With `spans`, or a sample every `every` nanoseconds, 0 for none.
+    /// Record spans if `spans`, and a sample every `every` nanoseconds (0 disables samples).
     pub(crate) fn new(spans: bool, every: Nanos) -> Self {
         let next = if every == 0 { NEVER } else { every };
         Self { spans: spans.then(Vec::new), samples: Vec::new(), every, next }
     }
 
-    /// The time of the sample that is due before an event at `at`, the latest if there are several.
+    /// Time of the latest sample due before an event at `at`.
     pub(crate) fn next_sample(&mut self, at: Nanos) -> Option<Nanos> {
         if at < self.next {
             return None;

@@ -1,9 +1,8 @@
-//! The simulated executor of one machine: it carries moves by taking the time they need.
+//! Simulated executor of a machine: moves take time instead of copying.
 //!
-//! A transmission enters its lane when the move that it waits for has ended; of those that can enter
-//! at one time the most urgent goes first: what a lease waits for, then other loads, then stores.
-//! Invariant: every move handed to it ends once, with its transmission. Cost: O(1) per move, and a
-//! sort of what enters together.
+//! A transmission enters its lane after the move it waits for. Transmissions ready at the same time
+//! enter by urgency: moves of leases, then prefetches, then stores. Invariant: every move ends
+//! exactly once, with its transmission. Cost: O(1) per move, plus sorting the jobs ready together.
 
 mod job;
 mod prefetched;
@@ -22,80 +21,80 @@ use crate::timeline::{Span, Track};
 use job::{Job, Urgency};
 use prefetched::Prefetched;
 
-/// How moves take their time.
+/// Timing of moves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// As the executor carries them.
+    /// Simulated lanes of the executor.
     #[default]
     Executor,
-    /// Each ends when the manager predicted, as `kvtrie replay` has it.
+    /// Predictions of the manager, as in `kvtrie replay`.
     Predicted,
 }
 
-/// Settings of a run's transfers.
+/// Transfer settings of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer {
-    /// How moves take their time.
+    /// Timing of moves.
     pub mode: Mode,
-    /// The most moves of one transmission.
+    /// Maximum number of moves per transmission.
     pub moves_per_job: usize,
-    /// Whether the loads of a lease go together, however many they are: its engine carries them
-    /// out itself, layer by layer.
+    /// Whether all loads of a lease are a single transmission of any size, because the engine loads
+    /// layer by layer.
     pub layerwise: bool,
 }
 
-/// A move that has entered its lane.
+/// A move in its lane.
 #[derive(Clone, Copy, Debug)]
 pub struct Entered {
-    /// Which move.
+    /// Move id.
     pub id: MoveId,
     /// Its layers.
     pub layers: Layers,
-    /// When each of its layers is there.
+    /// Arrival times of its layers.
     pub times: Transmission,
 }
 
-/// Moves under way on one machine.
+/// Simulated executor of a machine.
 #[derive(Debug)]
 pub struct Executor {
     transfer: Transfer,
     lanes: Lanes,
-    /// By lane: its queue, if lanes of other machines or the network enter it too.
+    /// Shared queue of each lane, if any.
     shared: Vec<Option<SharedQueue>>,
-    /// Transmissions, if they are kept.
+    /// Recorded transmissions, if enabled.
     spans: Option<Vec<Span>>,
-    /// Per tier, the lanes up from it and down to it.
+    /// Read and store lane of each tier.
     read: Vec<LaneId>,
     store: Vec<LaneId>,
-    /// Per tier, whether it is memory.
+    /// Whether each tier is memory.
     memory: Vec<bool>,
     layer_bytes: u64,
-    /// Bytes of a slot of each group of layers, if there are several.
+    /// Slot bytes by layer group, with several groups.
     slot_bytes: Vec<u64>,
     block_tokens: u32,
-    /// Jobs that wait for a move, by their number.
+    /// Waiting jobs by number.
     waiting: FxHashMap<u64, Job>,
-    /// Which waiting job carries a move.
+    /// Waiting job of each move.
     carried: FxHashMap<MoveId, u64>,
-    /// By move: the jobs that wait for it, in order.
+    /// Jobs waiting for each move, in order.
     behind: FxHashMap<MoveId, Vec<u64>>,
     /// Moves in a lane.
     under_way: FxHashMap<MoveId, Entered>,
-    /// Transmissions by number.
+    /// Moves of each running transmission, by number.
     running: FxHashMap<u64, Vec<MoveId>>,
-    /// Predicted ends.
+    /// Moves by predicted end.
     predicted: BTreeMap<Nanos, Vec<MoveId>>,
     next_job: u64,
-    /// Prefetched copies that wait for their first use.
+    /// Prefetched copies before their first use.
     prefetched: Prefetched,
-    /// Moves that entered a lane since the last `take_entered`, and the transmissions that end,
-    /// with their number.
+    /// Moves entered since the last `take_entered`, and pairs of end time and number of new
+    /// transmissions.
     entered: Vec<Entered>,
     ends: Vec<(Nanos, u64)>,
 }
 
 impl Executor {
-    /// An executor without a move, for managers of these settings.
+    /// Create an idle executor for a manager with these settings.
     #[must_use]
     pub fn new(settings: &Settings, transfer: Transfer) -> Self {
         let mut lanes = Lanes::default();
@@ -134,13 +133,13 @@ impl Executor {
         }
     }
 
-    /// The lanes and what they have carried.
+    /// Lanes and their traffic.
     #[must_use]
     pub fn lanes(&self) -> &Lanes {
         &self.lanes
     }
 
-    /// Lanes whose queue has a name enter a queue of all machines. Returns whether there are any.
+    /// Attach all lanes with this queue name to a shared queue. Returns whether there are any.
     pub(crate) fn share(&mut self, name: &str, queue: &SharedQueue) -> bool {
         let mut any = false;
         for (lane, shared) in self.shared.iter_mut().enumerate() {
@@ -153,17 +152,17 @@ impl Executor {
         any
     }
 
-    /// A read of `bytes` bytes from a tier by another machine: it queues like any other.
+    /// Queue a peer's read of `bytes` bytes from a tier. Returns its end.
     pub fn read_for_peer(&mut self, tier: usize, bytes: u64, now: Nanos, layers: u16) -> Nanos {
         self.transmit(self.read[tier], bytes, now, layers).end
     }
 
-    /// Keeps each transmission from now on.
+    /// Record all transmissions from now on.
     pub(crate) fn keep_spans(&mut self) {
         self.spans = Some(Vec::new());
     }
 
-    /// The transmissions that were kept, each with this machine's number.
+    /// Recorded transmissions, with this machine's number.
     pub(crate) fn spans(&self, machine: MachineId) -> impl Iterator<Item = Span> {
         self.spans.iter().flatten().map(move |span| Span { machine, ..*span })
     }
@@ -183,7 +182,7 @@ impl Executor {
         times
     }
 
-    /// Takes over moves; `freed` are jobs whose wait has just ended.
+    /// Take issued moves, and start them together with the `freed` jobs.
     pub fn take(&mut self, handed: &[Handed], freed: Vec<u64>, now: Nanos) {
         for order in handed {
             let bytes = self.bytes(order);
@@ -216,7 +215,7 @@ impl Executor {
         }
     }
 
-    /// The moves of a transmission that ends now, and the jobs that they set free.
+    /// End a transmission. Returns its moves and the jobs waiting for them.
     pub fn end(&mut self, number: u64, now: Nanos) -> (Vec<MoveId>, Vec<u64>) {
         let moves = match self.transfer.mode {
             Mode::Executor => self.running.remove(&number).unwrap_or_default(),
@@ -231,35 +230,35 @@ impl Executor {
         (moves, freed)
     }
 
-    /// Byte-seconds that prefetched copies have waited on a tier for their first use.
+    /// Byte-seconds of prefetched copies on a tier before their first use.
     pub(crate) fn prefetched(&self, tier: TierId, now: Nanos) -> u64 {
         self.prefetched.byte_seconds(tier, now)
     }
 
-    /// Whether no move is under way or waits.
+    /// Whether no move is pending.
     #[must_use]
     pub fn idle(&self) -> bool {
         self.under_way.is_empty() && self.waiting.is_empty()
     }
 
-    /// Moves that have not ended: at least this number of ends will come, and one if there are any.
+    /// Lower bound of the number of future move ends. At least 1 while moves are pending.
     #[must_use]
     pub fn unfinished(&self) -> u64 {
         (self.under_way.len() + self.waiting.len()) as u64
     }
 
-    /// When the layers of a move are there, if it has entered its lane and not ended.
+    /// Layer arrival times of a move in its lane.
     #[must_use]
     pub fn times(&self, id: MoveId) -> Option<Entered> {
         self.under_way.get(&id).copied()
     }
 
-    /// Moves that have entered a lane since the last call.
+    /// Take the moves entered since the last call.
     pub fn take_entered(&mut self) -> Vec<Entered> {
         std::mem::take(&mut self.entered)
     }
 
-    /// The ends, with their numbers, of what has entered since the last call.
+    /// Take the ends and numbers of transmissions started since the last call.
     pub fn take_ends(&mut self) -> Vec<(Nanos, u64)> {
         std::mem::take(&mut self.ends)
     }
@@ -268,8 +267,8 @@ impl Executor {
         self.under_way.contains_key(&id) || self.carried.contains_key(&id)
     }
 
-    /// Turns moves into jobs: those that are free to run between two memories by their way, then
-    /// each of the others.
+    /// Group moves into jobs: moves ready to run between two memory tiers by way, then a job per
+    /// remaining move.
     fn group(&self, handed: &[Handed]) -> Vec<Job> {
         let mut jobs: Vec<Job> = Vec::new();
         let mut others = Vec::new();
@@ -292,7 +291,7 @@ impl Executor {
                 jobs.push(Job::of(*order));
             }
         }
-        // Single layers of one block that go to a disk are written at once.
+        // Single-layer stores of a block to a disk are written together.
         let mut objects: FxHashMap<_, usize> = FxHashMap::default();
         for order in others {
             let store = order.kind == MoveKind::Store && !self.memory[order.dst];
@@ -308,8 +307,7 @@ impl Executor {
         jobs
     }
 
-    /// Priority inheritance: a job and the jobs that it waits for get the urgency of the move that
-    /// waits.
+    /// Priority inheritance: a job and its dependencies get the urgency of the waiting move.
     fn hurry(&mut self, mut id: MoveId, urgency: Urgency) {
         while let Some(job) = self.carried.get(&id).and_then(|number| self.waiting.get_mut(number))
         {
@@ -330,7 +328,7 @@ impl Executor {
         whole * u64::from(order.tokens) / u64::from(self.block_tokens)
     }
 
-    /// A job enters its lane.
+    /// Enter a job into its lane.
     fn enter(&mut self, number: u64, now: Nanos) {
         let Some(job) = self.waiting.remove(&number) else { return };
         let first = job.moves[0];
@@ -350,7 +348,7 @@ impl Executor {
         self.ends.push((times.end, number));
     }
 
-    /// A move will end when the manager predicted.
+    /// Schedule the end of a move at its predicted time.
     fn predict(&mut self, order: &Handed, now: Nanos) {
         let (first, end) = (order.first.max(now), order.ready.max(now));
         let steps = u64::from(order.layers.len()).saturating_sub(1).max(1);

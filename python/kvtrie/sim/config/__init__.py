@@ -1,10 +1,10 @@
-"""The settings of a simulation, from TOML and from KEY=VALUE: one file per table of them.
+"""Settings of a simulation, from TOML and KEY=VALUE, with a file per settings table.
 
 ```text
-simulation --> document                                     the TOML, and KEY=VALUE over it
+simulation --> document                                     TOML, changed by KEY=VALUE
     +--> manager --> trace,  machines --> cost, rent, tiers
     +--> directory, engine, goals, lanes, peers, remote, router, transfer
-all of these --> table                                      how a table is read and checked
+all of these --> table                                      reading and checking of tables
 ```
 """
 

@@ -1,4 +1,4 @@
-"""The table `cost`: what a token takes to compute."""
+"""Table `cost`: computation time of tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Price", "cost_of"]
 
 Price: TypeAlias = "tuple[int, int] | list[tuple[int, int]] | tuple[int, Grid, Grid, int]"
-"""Parts of a nanosecond, 2**-32 each: `(base, slope)` or points `(context, price)`; or `Passes`."""
+"""Units of 2**-32 ns: `(base, slope)`, points `(context, price)`, or `Passes` in ns."""
 
 _PART = 2**32
 _MOST_NS = 2.0**31
@@ -27,9 +27,9 @@ _MOST_POINTS = 2**16 - 1
 
 
 def cost_of(table: Table, model: ModelShape, folder: Path = Path()) -> tuple[Price, Cost]:
-    """Return the time that tokens take to compute, for the engine and for managers.
+    """Return the computation time of tokens, for the engine and for the managers.
 
-    A relative path of a profile starts at `folder` if the file is there.
+    A relative path of a profile starts at `folder` if the file exists there.
     """
     match table.word("kind", ("affine", "table", "profile", "roofline")):
         case "affine":

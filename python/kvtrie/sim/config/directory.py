@@ -1,4 +1,4 @@
-"""The table `directory`: how routers and peers learn which machine has which blocks."""
+"""Table `directory`: how routers and peers learn block locations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LATEST_NS = 2**63 - 1
 
 
 def directory_of(table: Table) -> dict[str, Any]:
-    """Return how late events arrive, in ns, for `Simulation`; None asks every manager."""
+    """Return the delay of events in ns, for `Simulation`. None queries every manager."""
     delay_ns = None
     if table.word("kind", ("exact", "events")) == "events":
         delay_ns = table.number("delay_ns", 0, 0, _LATEST_NS)

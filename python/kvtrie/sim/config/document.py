@@ -1,7 +1,7 @@
-"""Document: a settings file as TOML, with KEY=VALUE put into it.
+"""Document: a settings file as TOML, with KEY=VALUE changes.
 
-Invariant: a change names a key or a place that can be; whether there is such a setting, its table
-says. Cost: read once per run.
+Invariant: a change names a possible key or list position. Unknown settings are found by their
+table. Cost: read once per run.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def read_document(path: Path) -> dict[str, Any]:
     """Return the tables of a TOML file.
 
     Raises:
-        ConfigError: a file that cannot be read.
+        ConfigError: an unreadable file.
     """
     return parsed(read_text(path, "the settings"), f"{path} is no TOML")
 
 
 def change(document: dict[str, Any], stated: str) -> None:
-    """Put one `KEY=VALUE` into a document.
+    """Apply a `KEY=VALUE` change to a document.
 
     Raises:
-        ConfigError: no `KEY=VALUE`, or a key of what is no table or list.
+        ConfigError: not `KEY=VALUE`, or a key below a plain value.
     """
     name, equals, given = stated.partition("=")
     if not (name and equals):
@@ -47,7 +47,7 @@ def values_of(stated: str, option: str) -> tuple[str, list[Any]]:
     """Return the key and the values of `KEY=VALUE,VALUE`, each TOML or a word.
 
     Raises:
-        ConfigError: no key, or no value.
+        ConfigError: a missing key or value.
     """
     name, equals, given = stated.partition("=")
     if not (name and equals and given):
@@ -66,10 +66,10 @@ def _value(given: str) -> Any:  # noqa: ANN401 - any TOML value
 
 
 def put(document: dict[str, Any], name: str, value: object, stated: str) -> None:
-    """Put a value at a key with dots into a document; an error begins with `stated`.
+    """Set the value of a dotted key in a document. An error begins with `stated`.
 
     Raises:
-        ConfigError: a key of what is no table or list.
+        ConfigError: a key below a plain value.
     """
     *above, last = name.split(".")
     here: Any = document
@@ -84,10 +84,10 @@ def put(document: dict[str, Any], name: str, value: object, stated: str) -> None
 
 
 def value_at(document: dict[str, Any], name: str, stated: str) -> Any:  # noqa: ANN401
-    """Return the value at a key with dots; an error begins with `stated`.
+    """Return the value of a dotted key. An error begins with `stated`.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: a missing key.
     """
     here: Any = document
     for key in name.split("."):
@@ -99,20 +99,20 @@ def value_at(document: dict[str, Any], name: str, stated: str) -> Any:  # noqa: 
 
 
 def toml_of(value: object) -> str:
-    """Return a value of a document as TOML on one line."""
+    """Return a value of a document as a line of TOML."""
     if isinstance(value, dict):
         pairs = cast("dict[str, Any]", value).items()
         return f"{{{', '.join(f'{key} = {toml_of(each)}' for key, each in pairs)}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(toml_of, cast('list[Any]', value)))}]"
-    # Strings, numbers and truth are written alike in JSON; a setting has no date.
+    # # Strings, numbers and booleans are written like JSON. Settings have no dates.
     return json.dumps(value, ensure_ascii=False)
 
 
 def _place(
     value: object, key: str, stated: str
 ) -> tuple[dict[str, Any], int] | tuple[list[Any], int]:
-    """A table, or a list and the place in it that a key names."""
+    """Return a table, or a list and the position named by a key."""
     if isinstance(value, dict):
         return cast("dict[str, Any]", value), 0
     if not isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The table `engine`: how a machine runs its requests."""
+"""Table `engine`: how a machine runs its requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table `goals`: what a request must meet to count as goodput."""
+"""Table `goals`: latency limits of a request to count as goodput."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _MOST_NS = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Goals:
-    """The most that a request may take.
+    """Latency limits of a request.
 
     Attributes:
-        ttft_ns: nanoseconds from its arrival to its first token.
-        tpot_ns: nanoseconds from one token to the next, in its mean.
+        ttft_ns: nanoseconds from arrival to the first token.
+        tpot_ns: mean nanoseconds between tokens.
     """
 
     ttft_ns: int = _MOST_NS
@@ -27,7 +27,7 @@ class Goals:
 
 
 def goals_of(table: Table) -> Goals | None:
-    """Return the goals of a table, None if it states none."""
+    """Return the goals of a table, or None if it is empty."""
     goals = Goals(
         ttft_ns=table.number("ttft_ns", _MOST_NS, 0, _MOST_NS),
         tpot_ns=table.number("tpot_ns", _MOST_NS, 0, _MOST_NS),

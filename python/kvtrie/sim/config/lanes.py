@@ -1,4 +1,4 @@
-"""The table `lanes`: lanes that were measured, for the tiers that state none."""
+"""Table `lanes`: measured lanes for tiers without lane settings."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["lanes_of"]
 
 
 def lanes_of(table: Table, folder: Path = Path()) -> dict[str, Lane]:
-    """Return the lanes of a file of `kvtrie profile`, by name as `host read`; none without a path.
+    """Return the lanes of a `kvtrie profile` file, by name (`host read`). Empty without a path.
 
-    A relative path starts at `folder` if the file is there.
+    A relative path starts at `folder` if the file exists there.
 
     Raises:
-        ConfigError: the file cannot be read, or holds no lanes.
+        ConfigError: an unreadable file, or a file without lanes.
     """
     given = table.take("path")
     table.close()

@@ -1,7 +1,7 @@
-"""The key `machines`: how many there are, or a list of tables where they differ.
+"""Key `machines`: their number, or a list of tables for different machines.
 
-Invariant: all machines have tiers of the same kinds and layouts, so blocks go from any to any.
-Cost: that of the tables.
+Invariant: all machines have tiers of the same kinds and layouts, so blocks can move between all of
+them. Cost: that of the tables.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _OWN = ("tiers", "cost", "price")
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """Machines that are alike.
+    """A group of equal machines.
 
     Attributes:
-        count: how many.
-        tiers: tiers of each, fastest first.
-        price: what a token takes to compute.
-        cost: what managers take that price for.
-        rent: what each costs per hour.
+        count: number of machines.
+        tiers: tiers of each machine, fastest first.
+        price: computation time of tokens.
+        cost: the managers' cost model of the same engine.
+        rent: price of each machine per hour.
     """
 
     count: int
@@ -58,18 +58,18 @@ def machines_of(
     lanes: Mapping[str, Lane],
     folder: Path,
 ) -> tuple[Machines, ...]:
-    """Return the machines, of which those of an item are alike.
+    """Return the machines, grouped by item.
 
     Args:
         given: a number, or a list of tables with `count`, `tiers`, `cost` and `price`.
-        shared: `tiers`, `cost` and `price` of the machines that state none.
+        shared: default `tiers`, `cost` and `price`.
         model: the model on each machine.
-        lanes: as of `tiers_of`.
-        folder: as of `cost_of`.
+        lanes: as for `tiers_of`.
+        folder: as for `cost_of`.
 
     Raises:
-        ConfigError: a number or a table that cannot be, or tiers of other kinds or layouts than
-            those of the first machine.
+        ConfigError: an invalid number or table, or tiers with kinds or layouts different from the
+            first machine's.
     """
     several = isinstance(given, list)
     stated = cast("list[Any]", given) if several else [{"count": given}]
@@ -96,7 +96,7 @@ def _table(name: str, given: object) -> Table:
 
 
 def _check(name: str, found: list[Machines]) -> None:
-    """Refuse tiers that blocks of the first machine cannot go to."""
+    """Check for the tier kinds and layouts of the first machine."""
     wanted, own = (
         [(tier.kind, tier.layout) for tier in one.tiers] for one in (found[0], found[-1])
     )

@@ -1,4 +1,4 @@
-"""The table `manager`: how each machine's manager decides."""
+"""Table `manager`: settings of each machine's manager."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST = 2**31 - 1
 
 
 def block_tokens_of(table: Table, trace: TraceSource) -> int:
-    """Real tokens of a block: a whole part of a hash's where the trace has hashes."""
+    """Return the real tokens per block: a divisor of a hash's tokens for hashed traces."""
     hashes = trace.ready
     block = table.number("block_tokens", trace.hash_tokens if hashes else 16, 1, _MOST)
     if hashes and trace.hash_tokens % block:
@@ -31,7 +31,7 @@ def block_tokens_of(table: Table, trace: TraceSource) -> int:
 
 
 def manager_of(table: Table) -> dict[str, Any]:
-    """Return the managers' arguments of `Simulation`; `cost` only if it is given."""
+    """Return the managers' arguments of `Simulation`. `cost` only if given."""
     more: dict[str, Any] = {
         "keep": table.number("keep", 1, 0, _MOST),
         "load": table.word("load", ("all", "plan", "none")),

@@ -1,4 +1,4 @@
-"""The table `peers`: the network between machines, and whether they ask each other for blocks."""
+"""Table `peers`: network between machines, and whether they fetch blocks from peers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["peers_of"]
 
 
 def peers_of(table: Table, engine: str) -> dict[str, Any]:
-    """Return the arguments of `Simulation` about the lane between two machines."""
+    """Return the arguments of `Simulation` for the lanes between machines."""
     lookup_all = table.word("lookup", ("own", "all")) == "all"
     stated = {"name": "peers", **table.some("bytes_per_s", "latency_ns", "shares")}
     table.close()

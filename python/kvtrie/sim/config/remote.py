@@ -1,4 +1,4 @@
-"""The table `remote`: a store of all machines, the last tier of each."""
+"""Table `remote`: a store shared by all machines as their last tier."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _LANE = ("bytes_per_s", "latency_ns", "shares")
 
 
 def remote_of(given: object, lanes: Mapping[str, Lane]) -> tuple[Tier, str] | None:
-    """Return the tier and its lookup, "all" or "local"; None without a table.
+    """Return the tier and its lookup, "all" or "local". None without a table.
 
     Args:
         given: the table, or None.
-        lanes: as of `tiers_of`: `remote read` and `remote store` are those of a table that states
-            no bandwidth.
+        lanes: as for `tiers_of`. `remote read` and `remote store` apply to a table without a
+            bandwidth.
     """
     if given is None:
         return None
@@ -46,15 +46,15 @@ def remote_of(given: object, lanes: Mapping[str, Lane]) -> tuple[Tier, str] | No
 
 
 def with_remote(machines: Sequence[Machines], tier: Tier, blocks: int) -> tuple[Machines, ...]:
-    """Return machines whose last tier is a store of all.
+    """Return the machines with a shared store as their last tier.
 
     Args:
-        machines: the machines.
-        tier: the store.
-        blocks: its room.
+        machines: machines without the store.
+        tier: tier of the store.
+        blocks: room of the store.
 
     Raises:
-        ConfigError: a machine that has a tier `remote` already.
+        ConfigError: a machine already has a tier `remote`.
     """
     count = sum(one.count for one in machines)
     for one in machines:

@@ -1,4 +1,4 @@
-"""The table `price`: what machines cost per hour."""
+"""Table `price`: price of machines per hour."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Rent:
-    """Money per hour, in any currency.
+    """Prices per hour, in any currency.
 
     Attributes:
-        gpu_hour: of one machine's GPUs, their memory included.
-        gib_hour: of a GiB of a tier, by its kind; a kind that is missing costs nothing.
+        gpu_hour: price of a machine's GPUs, including their memory.
+        gib_hour: price per GiB of a tier, by kind. Missing kinds are free.
     """
 
     gpu_hour: float = 0.0
     gib_hour: dict[str, float] = field(default_factory=dict[str, float])
 
     def per_hour(self, tier: Tier, model: ModelShape, block_tokens: int) -> float:
-        """Of one tier."""
+        """Return the price of a tier per hour."""
         return self.gib_hour.get(tier.kind, 0.0) * tier.room_bytes(model, block_tokens) / _GIB
 
 
 def rent_of(table: Table) -> Rent | None:
-    """Return the prices of a table, None if it states none."""
+    """Return the prices of a table, or None if it is empty."""
     gpu_hour = table.real("gpu_hour", 0.0, 0, _MOST)
     kinds = table.table("gib_hour")
     gib_hour = {kind: kinds.real(kind, 0.0, 0, _MOST) for kind in _KINDS}

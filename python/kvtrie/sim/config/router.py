@@ -1,4 +1,4 @@
-"""The table `router`: which machine a request is sent to."""
+"""Table `router`: routing of requests to machines."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """SimulationConfig: all settings of a run.
 
-Invariant: what comes back is checked, and an error names the key and the value; unknown keys are
+Invariant: all values are checked, an error names the key and the value, and unknown keys are
 refused. Cost: read once per run.
 """
 
@@ -46,23 +46,22 @@ __all__ = ["SimulationConfig", "config_of", "read_config"]
 
 @dataclass(frozen=True, slots=True)
 class SimulationConfig:
-    """The settings of a run, checked.
+    """Checked settings of a run.
 
     Attributes:
-        trace: where requests come from.
-        model: shape of the model on each machine.
-        tiers: tiers of each machine, fastest first; with a table `remote` that store is the last.
-        price: what a token takes to compute.
-        cost: what managers take that price for.
-        seed: seed of whatever is drawn.
-        block_tokens: real tokens of a block.
+        trace: source of requests.
+        model: model shape on each machine.
+        tiers: tiers of each machine, fastest first. A shared store is the last tier.
+        price: computation time of tokens.
+        cost: the managers' cost model of the same engine.
+        seed: seed of all draws.
+        block_tokens: real tokens per block.
         manager: further arguments of `Simulation`, by name.
-        goals: what a request must meet to count as goodput.
-        rent: what machines cost per hour.
-        resume: which borders stay resumable where groups of layers are kept apart; None keeps all
-            tokens of all layers.
-        machines: machines that differ in tiers, price, cost or rent, which are those of the first
-            one above; empty if all are alike.
+        goals: latency limits of a request to count as goodput.
+        rent: price of machines per hour.
+        resume: resumable borders of separate layer groups. None keeps all tokens of all layers.
+        machines: groups of machines with different tiers, price, cost or rent. The fields above are
+            of the first machine. Empty if all machines are equal.
     """
 
     trace: TraceSource
@@ -80,19 +79,19 @@ class SimulationConfig:
 
     @property
     def alike(self) -> tuple[Machines, ...]:
-        """All machines, those that are alike together."""
+        """Groups of equal machines."""
         count: int = self.manager.get("machines", 1)
         one = Machines(count, self.tiers, self.price, self.cost, self.rent)
         return self.machines or (one,)
 
     @property
     def most_blocks(self) -> int:
-        """The most blocks of a prompt that a trace may claim."""
+        """Maximum blocks of a prompt accepted from a trace."""
         return max(MOST_BLOCKS, *(self.room(tier) for one in self.alike for tier in one.tiers))
 
     @property
     def shared(self) -> Tier | None:
-        """The last tier, if it is one store of all machines."""
+        """Last tier, if it is a store shared by all machines."""
         return self.tiers[-1] if self.manager.get("remote") is not None else None
 
     def rooms(self) -> list[int]:
@@ -101,7 +100,7 @@ class SimulationConfig:
         return [sum(column) for column in zip(*rows, strict=True)]
 
     def room_bytes(self) -> int:
-        """Return the bytes of all tiers of all machines, padding counted."""
+        """Return the bytes of all tiers of all machines, including padding."""
         return sum(
             number * tier.room_bytes(self.model, self.block_tokens)
             for _, row in self._numbers()
@@ -109,9 +108,9 @@ class SimulationConfig:
         )
 
     def per_hour(self) -> float | None:
-        """Return what all machines cost per hour; None if no price is given.
+        """Return the price of all machines per hour, or None without prices.
 
-        A store of all machines has the price of the first of them.
+        The price of a shared store is the first machine's.
         """
         rents = [
             one.count * one.rent.gpu_hour
@@ -125,7 +124,7 @@ class SimulationConfig:
         return sum(rents) if rents else None
 
     def _numbers(self) -> Iterator[tuple[Machines, list[tuple[Tier, int]]]]:
-        """Machines that are alike, and how many there are of each of their tiers."""
+        """Yield the groups of equal machines, with the number of each of their tiers."""
         for at, one in enumerate(self.alike):
             row = [(tier, one.count) for tier in one.tiers]
             if self.shared is not None:
@@ -133,13 +132,13 @@ class SimulationConfig:
             yield one, row
 
     def room(self, tier: Tier) -> int:
-        """Return the room of a tier in blocks; of the first group, where groups are kept apart.
+        """Return the room of a tier in blocks. With separate layer groups, of the first group.
 
         Args:
             tier: one of `tiers`.
 
         Raises:
-            ConfigError: as of `Tier.room`.
+            ConfigError: as for `Tier.room`.
         """
         if self.resume is None:
             return tier.room(self.model, self.block_tokens)
@@ -154,17 +153,17 @@ def read_config(
     model: ModelShape | None = None,
     resume: ResumePoints | None = None,
 ) -> SimulationConfig:
-    """Read a file of settings.
+    """Read a settings file.
 
     Args:
-        path: a TOML file. A relative path of a trace in it starts at its folder.
-        changes: `KEY=VALUE` each, with dots between keys and numbers for places in lists, as
-            `tiers.0.blocks=9`; the value is TOML, or a word. They replace what the file says.
-        model: takes the place of the file's.
-        resume: which borders stay resumable where its groups of layers are kept apart.
+        path: a TOML file. A relative path of its trace starts at its folder.
+        changes: `KEY=VALUE` changes of the file, with dotted keys and list positions, for example
+            `tiers.0.blocks=9`. A value is TOML or a word.
+        model: replaces the file's model.
+        resume: resumable borders of separate layer groups of the model.
 
     Raises:
-        ConfigError: a file that cannot be read, an unknown key, a value that cannot be.
+        ConfigError: an unreadable file, an unknown key, or an invalid value.
     """
     document = read_document(path)
     for stated in changes:
@@ -182,13 +181,13 @@ def config_of(
     """Check a document of settings.
 
     Args:
-        document: the tables, as `tomllib` reads them.
-        folder: where a relative path of a trace starts.
-        model: takes the place of the document's.
+        document: tables of a file, as read by `tomllib`.
+        folder: base of a relative trace path.
+        model: replaces the document's model.
         resume: as for `read_config`.
 
     Raises:
-        ConfigError: an unknown key, a value that cannot be.
+        ConfigError: an unknown key, or an invalid value.
     """
     top = Table("", document)
     seed = top.number("seed", 0, 0, 2**63 - 1)
@@ -240,7 +239,7 @@ def config_of(
 
 
 def _model(table: Table) -> ModelShape:
-    """The model of a file: by its name, or by the keys of a shape."""
+    """Return the model of a file, given by name or by the keys of a shape."""
     name = table.take("name")
     stated = table.some(*plain(ModelShape))
     table.close()

@@ -1,7 +1,7 @@
-"""Table: one table of a settings file, whose keys are taken one by one.
+"""Table: a table of a settings file, read key by key.
 
-Invariant: a value is checked as it is taken and an error names the key in full; `close` refuses the
-keys that nothing took. Cost: a comparison or two per key.
+Invariant: a value is checked when taken, and an error has the full name of the key. `close` refuses
+the remaining keys. Cost: a comparison or two per key.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Table", "made", "plain"]
 
 
 class Table:
-    """A table of a document, whose keys are taken one by one."""
+    """A table of a document, read key by key."""
 
     def __init__(self, name: str, given: object) -> None:
         if not isinstance(given, dict):
@@ -34,7 +34,7 @@ class Table:
         return self._left.pop(key, default)
 
     def key(self, key: str) -> str:
-        """Return the name of a key with those of the tables around it."""
+        """Return the full name of a key, including the outer tables."""
         return f"{self._name}.{key}" if self._name else key
 
     def number(self, key: str, default: int, low: int, high: int) -> int:
@@ -46,11 +46,11 @@ class Table:
         return real(self.key(key), self.take(key, default), low, high)
 
     def word(self, key: str, allowed: tuple[str, ...]) -> str:
-        """One of a few words, by default the first."""
+        """Return a word among the allowed words. The first is the default."""
         return word(self.key(key), self.take(key, allowed[0]), allowed)
 
     def flag(self, key: str, default: bool) -> bool:  # noqa: FBT001 - as `number`
-        """True or false."""
+        """Return a boolean."""
         return flag(self.key(key), self.take(key, default))
 
     def text(self, key: str, default: str) -> str:
@@ -58,18 +58,18 @@ class Table:
         return text(self.key(key), self.take(key, default))
 
     def table(self, key: str) -> Table:
-        """Return a table below this one, empty if it is not given."""
+        """Return a nested table, empty if not given."""
         return Table(self.key(key), self.take(key, {}))
 
     def some(self, *keys: str) -> dict[str, Any]:
-        """Those of some keys that are given."""
+        """Return the given keys among some keys, with their values."""
         present = {key: self._left[key] for key in keys if key in self._left}
         for key in keys:
             self.take(key)
         return present
 
     def close(self) -> None:
-        """Refuse what was not taken."""
+        """Refuse the remaining keys."""
         for key, value in self._left.items():
             raise ConfigError(
                 f"{self.key(key)} is {shown(value)}, but there is no such key: "
@@ -78,7 +78,7 @@ class Table:
 
 
 def made(name: str, make: Callable[..., Any], given: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    """Return an object of a settings class, from keys that are its arguments."""
+    """Return an object of a settings class, with its arguments given by name."""
     try:
         return make(**given)
     except ConfigError as error:
@@ -88,5 +88,5 @@ def made(name: str, make: Callable[..., Any], given: Mapping[str, Any]) -> Any: 
 
 
 def plain(kind: type[Any], *but: str) -> tuple[str, ...]:
-    """Return the names of a settings class that a table may have as keys."""
+    """Return the argument names of a settings class allowed as keys of a table."""
     return tuple(field.name for field in dataclasses.fields(kind) if field.name not in but)

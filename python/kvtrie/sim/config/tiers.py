@@ -1,4 +1,4 @@
-"""The list `tiers`: what each machine keeps blocks in, fastest first."""
+"""List `tiers`: storage tiers of each machine, fastest first."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _NOT_SIMULATED = (
 
 
 def tiers_of(name: str, given: object, lanes: Mapping[str, Lane]) -> tuple[Tier, ...]:
-    """Return the tiers of a list of tables, one to four of them.
+    """Return the tiers of a list of one to four tables.
 
     Args:
-        name: the key of the list.
-        given: the list; None for an empty one.
-        lanes: by name, as `host read`, what a tier has that states no lane.
+        name: key of the list.
+        given: the list, or None for an empty list.
+        lanes: default lanes by name, for example `host read`.
     """
     tiers = few(name, () if given is None else given, _MOST_TIERS)
     if not tiers:
@@ -48,7 +48,7 @@ def tiers_of(name: str, given: object, lanes: Mapping[str, Lane]) -> tuple[Tier,
 
 
 def tier_of(name: str, given: object, lanes: Mapping[str, Lane]) -> Tier:
-    """Return the tier of a table, without memory; `name` and `lanes` as of `tiers_of`."""
+    """Return the tier of a table, without memory. `name` and `lanes` as for `tiers_of`."""
     table = Table(name, given)
     keys = plain(Tier, *_NOT_SIMULATED)
     settings = table.some(*keys)

@@ -1,4 +1,4 @@
-"""The table `trace`: where requests come from, a file or a generator."""
+"""Table `trace`: source of requests, a file or a generator."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["FORMATS", "Generator", "TraceSource", "checked", "trace_of"]
 
 FORMATS = ("tokens", "mooncake", "azure", "burstgpt", "sharegpt")
-"""Formats of trace files; each is the name of its reader."""
+"""Formats of trace files, named like their readers."""
 
 Generator: TypeAlias = Family | Segments | ShareGptLike
-"""Makes requests from settings."""
+"""Generator of requests from settings."""
 
 _GENERATORS: dict[str, type[Segments | ShareGptLike]] = {
     "segments": Segments,
@@ -38,23 +38,23 @@ _MOST_THINK_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class TraceSource:
-    """The trace of a run.
+    """Trace of a run.
 
     Attributes:
-        path: the file; of a generator its name.
-        format: what the file is, one of `FORMATS`; or the name of a generator.
-        output: whether answers are made; without, a request ends with its first token.
+        path: trace file, or name of the generator.
+        format: format among `FORMATS`, or name of the generator.
+        output: whether to produce answers. Otherwise, a request ends with its first token.
         hash_tokens: tokens per hash of a Mooncake trace, or per id of a family.
         time_unit: unit of `timestamp` in a Mooncake trace, or "auto".
-        lenient: leave out lines that cannot be, and count them.
-        tokenizer: how texts of ShareGPT become tokens: "words" or a `tokenizer.json`.
-        arrivals: when conversations of ShareGPT begin, or how many clients have them.
-        think_s: mean seconds between two turns of one.
-        seed: of whatever is drawn.
-        generator: what makes the requests, if they are not read.
+        lenient: skip and count invalid lines.
+        tokenizer: tokenizer of ShareGPT texts, "words" or a `tokenizer.json`.
+        arrivals: start times of ShareGPT conversations, or their number of clients.
+        think_s: mean think time in seconds between two turns of a conversation.
+        seed: seed of all draws.
+        generator: generator of the requests, unless read from a file.
         ends: whether managers are notified after a session's last request.
-        reports: what tools report between two requests of a session.
-        tenants: whose the sessions are.
+        reports: tool reports between two requests of a session.
+        tenants: tenants of the sessions.
     """
 
     path: Path
@@ -74,7 +74,7 @@ class TraceSource:
 
     @property
     def clients(self) -> int | None:
-        """Number of clients that wait for answers; None without such clients."""
+        """Number of clients in a closed loop, or None."""
         drawn = self.arrivals
         if self.generator is not None:
             if isinstance(self.generator, Family):
@@ -86,17 +86,17 @@ class TraceSource:
 
     @property
     def hashed(self) -> bool:
-        """Whether each token that managers get represents a block."""
+        """Whether each token for managers represents a block."""
         return self.format not in {"tokens", "sharegpt"}
 
     @property
     def ready(self) -> bool:
-        """Whether an id represents `hash_tokens` tokens, and not a block of the run."""
+        """Whether an id represents `hash_tokens` tokens instead of a block of the run."""
         return self.format == "mooncake" or isinstance(self.generator, Family)
 
 
 def trace_of(table: Table, folder: Path, seed: int = 0) -> TraceSource:
-    """Return the trace of a table; a relative path starts at `folder` if the file is there."""
+    """Return the trace of a table. A relative path starts at `folder` if the file exists there."""
     kind = table.word("format", (*FORMATS, *FAMILIES, *_GENERATORS))
     output = table.flag("output", default=True)
     sessions = {
@@ -138,10 +138,10 @@ def _generator(table: Table, kind: str) -> Generator:
 
 
 def checked(source: TraceSource) -> TraceSource:
-    """Return a trace whose settings go together.
+    """Return a trace with consistent settings.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: contradictory settings.
     """
     if source.time_unit != TIME_UNITS[0] and source.format != "mooncake":
         raise ConfigError(
@@ -157,7 +157,7 @@ def checked(source: TraceSource) -> TraceSource:
 
 
 def _of(outer: Table, name: str, kind: type[Reports | Tenants | Arrivals]) -> Any:  # noqa: ANN401
-    """An object of the settings class that a table within the trace's states."""
+    """Return an object of the settings class for a nested table of the trace."""
     table = outer.table(name)
     stated = table.some(*plain(kind))
     table.close()

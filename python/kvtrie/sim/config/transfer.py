@@ -1,4 +1,4 @@
-"""The keys at the top that say how moves take their time."""
+"""Top-level keys for the timing of moves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["transfer_of"]
 
 
 def transfer_of(top: Table) -> dict[str, Any]:
-    """Return the arguments of `Simulation` about carrying out moves."""
+    """Return the arguments of `Simulation` for moves."""
     return {
         "transfer": top.word("transfer", ("executor", "predicted")),
         "moves_per_job": top.number("moves_per_job", 64, 1, 2**31 - 1),

@@ -1,1 +1,1 @@
-"""Readers of traces, one file per format; `kvtrie.sim.requests` chooses among them."""
+"""Trace readers, with a file per format, chosen by `kvtrie.sim.requests`."""

@@ -1,9 +1,9 @@
-"""Open a trace as text, decompressing gzip and zstd; or for writing, compressing by its name.
+"""Open a trace as text, decompressing gzip and zstd, or for writing with compression by name.
 
-The first bytes of a file that is read say how it is compressed, so its name does not matter and a
+The compression of a read file is detected from its first bytes, so its name does not matter and a
 pipe works.
-Invariant: a file that cannot be read, is damaged or ends early raises one `ConfigError` with its
-name. Cost: one pass; a buffer of the decompressor.
+Invariant: an unreadable, damaged or truncated file raises a `ConfigError` with its name. Cost: a
+pass over the file, and a buffer of the decompressor.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 
 
 def compressed(head: bytes) -> bool:
-    """Return whether a file that begins with these bytes is gzip or zstd."""
+    """Return whether a file starting with these bytes is gzip or zstd."""
     return head.startswith((_GZIP, _ZSTD))
 
 
 @contextmanager
 def open_trace(path: Path) -> Generator[io.TextIOWrapper]:
-    """Open a trace for reading as UTF-8; a byte order mark is skipped.
+    """Open a trace for reading as UTF-8. A byte order mark is skipped.
 
     Raises:
-        ConfigError: the file cannot be opened; its compression or its text is damaged or cut
-            short, found while the caller reads; or no installed module reads zstd.
+        ConfigError: the file cannot be opened, its compression or text is damaged or truncated
+            (found while the caller reads), or no installed module reads zstd.
     """
     errors: tuple[type[Exception], ...] = (OSError, UnicodeDecodeError, zlib.error)
     try:
@@ -65,10 +65,10 @@ def open_trace(path: Path) -> Generator[io.TextIOWrapper]:
 
 @contextmanager
 def compressing(path: Path) -> Generator[BinaryIO]:
-    """A file to write a trace into; `.gz` and `.zst` at the end of its name compress it.
+    """Open a trace file for writing, compressed if its name ends in `.gz` or `.zst`.
 
     Raises:
-        ConfigError: it cannot be written; or no installed module writes zstd.
+        ConfigError: the file cannot be written, or no installed module writes zstd.
     """
     zstd = _zstd(path) if path.suffix == ".zst" else None
     with writing(path) as file:
@@ -82,7 +82,7 @@ def compressing(path: Path) -> Generator[BinaryIO]:
             yield file
 
 
-def _zstd(path: Path) -> Any:  # noqa: ANN401 - one module under two names
+def _zstd(path: Path) -> Any:  # noqa: ANN401 - a module with two names
     name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
     try:
         return importlib.import_module(name)

@@ -1,12 +1,12 @@
-"""Hashes: traces whose prompts are given as block hashes, one JSON object per line.
+"""Traces with prompts as block hashes, with a JSON object per line.
 
-`timestamp` (see `times`) or `arrival_ns`, `input_length` and `output_length` in tokens, and
-`hash_ids`, one per block of the prompt, or `ranges`: pairs `[first, end)` of hashes that follow
-each other. Equal hashes mean equal prompts up to that block's end. A hash is a number of 64 bits or
-a text of up to 16 hexadecimal digits.
-Invariant: equal hashes have equal ids, distinct ones distinct ids: a hash below half of the ids
-that fit is its id, others are numbered as they appear. Cost: one line is held, an entry for each
-hash that is numbered, and one for each `request_id` where requests wait.
+Fields: `timestamp` (see `times`) or `arrival_ns`, `input_length` and `output_length` in tokens, and
+`hash_ids` with a hash per block of the prompt, or `ranges` with pairs `[first, end)` of consecutive
+hashes. Equal hashes mean equal prompts up to the block's end. A hash is a 64-bit number or a text
+of up to 16 hexadecimal digits.
+Invariant: equal hashes have equal ids, distinct hashes distinct ids. A hash below half of the id
+range is its id, all larger hashes are numbered in order of appearance. Cost: a line in memory, an
+entry per numbered hash, and an entry per `request_id` if waits are read.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ _HEX = re.compile(r"(0x)?[0-9a-fA-F]{1,16}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a trace of hashes is read.
+    """Options of the reader of hashed traces.
 
     Attributes:
-        hash_tokens: tokens per hash. Every line is checked against it: there is a hash per block of
-            the prompt, with or without a last partial one. None checks none.
-        most: hashes of one prompt.
-        time_unit: one of `TIME_UNITS`, of `timestamp`.
-        waits: read which requests wait for others; otherwise a warning names the fields.
-        parts: blocks of a hash: ids leave room for as many.
+        hash_tokens: tokens per hash, or None for no check. With a value, every line must have a
+            hash per block of the prompt, with or without a last partial block.
+        most: maximum hashes per prompt.
+        time_unit: unit of `timestamp`, in `TIME_UNITS`.
+        waits: read the waits between requests. Otherwise a warning names the fields.
+        parts: blocks per hash. The id range is divided by it.
         anew: number every hash.
     """
 
@@ -74,26 +74,26 @@ class Reading:
 
 
 def hash_rows(path: Path, skipped: Skipped | None, reading: Reading) -> Iterator[AnyRow]:
-    """Yield the requests of a trace; those that wait for others have more.
+    """Yield the requests of a trace. Waiting requests have additional fields.
 
     Args:
         path: the file.
-        skipped: counts lines that cannot be, which are left out; None ends with the first.
-        reading: what is read, and how.
+        skipped: counts and skips invalid lines. None stops at the first invalid line.
+        reading: options of the reader.
 
     Raises:
-        ConfigError: the file cannot be read or holds no request; a line is no JSON object, lacks a
-            field, has a number that cannot be, a time before that of the line above, or waits for
-            a request that is not above it.
+        ConfigError: an unreadable file, or a file without a request. A line that is not a JSON
+            object, lacks a field, has an invalid number or a decreasing time, or waits for a
+            request not above it.
     """
     return checked(path, lines_of(path), _Lines(path, reading).row, skipped)
 
 
 def session_of(row: dict[str, Any]) -> str | None:
-    """Return the conversation that a line names, if it does.
+    """Return the conversation named in a line, if any.
 
     Raises:
-        ConfigError: neither a word nor a whole number, or two names that differ.
+        ConfigError: neither a word nor a whole number, or two different names.
     """
     names = {
         name: str(given) if type(given) is int else text(name, given)
@@ -109,7 +109,7 @@ def session_of(row: dict[str, Any]) -> str | None:
 
 
 class _Lines:
-    """The lines of one file."""
+    """Lines of a file."""
 
     def __init__(self, path: Path, reading: Reading) -> None:
         room = (MOST + 1) // reading.parts
@@ -133,7 +133,7 @@ class _Lines:
         return at, ids, prompt, answer, session
 
     def _more(self, found: tuple[Any, ...]) -> AnyRow:
-        """The request of a line that waits for others, or with fields that are not read."""
+        """Return the request of a line with waits or with fields not read."""
         time, at_ns, prompt, answer, ids, session, unread, waits = found
         name, parents, pause = waits or (None, None, None)
         played = self._reading.waits
@@ -157,7 +157,7 @@ class _Lines:
         return at, ids, prompt, answer, session, more
 
     def _unusual(self, row: dict[str, Any]) -> tuple[Any, ...]:
-        """As `HashLines.row` for a line that it leaves."""
+        """Return the result of `HashLines.row` for a line it refused."""
         at_ns = row.get("arrival_ns")
         if at_ns is not None:
             if row.get("timestamp") is not None:
@@ -172,7 +172,7 @@ class _Lines:
         return row.get("timestamp"), at_ns, prompt, answer, ids, session, unread or None, waits
 
     def _ids(self, row: dict[str, Any], length: int) -> NDArray[np.uint32]:
-        """The ids of a line, in either form."""
+        """Return the ids of a line, in either form."""
         hashes, ranges = row.get("hash_ids"), row.get("ranges")
         if ranges is None:
             given = _hashes(hashes)
@@ -196,10 +196,10 @@ class _Lines:
             raise ConfigError(f"hash_ids: {error}") from None
 
     def _check(self, ids: int, length: int) -> None:
-        """Refuse a number of ids that `length` tokens cannot have, before the ids are made.
+        """Check the number of ids for `length` tokens, before the ids are created.
 
         Raises:
-            ConfigError: it contradicts `hash_tokens`; it is more than `most`.
+            ConfigError: a contradiction to `hash_tokens`, or more than `most`.
         """
         size = self._reading.hash_tokens
         if size is not None and not length // size <= ids <= -(-length // size):
@@ -212,7 +212,7 @@ class _Lines:
 
 
 def _fitting(ids: int, length: int) -> str:
-    """Name the tokens per hash that fit a line: a power of two where there is one."""
+    """Describe the tokens per hash fitting a line: a power of two if possible."""
     low = length // (ids + 1) + 1
     high = (length - 1) // (ids - 1) if ids > 1 else max(1, length)
     if high < low or not length:
@@ -251,7 +251,7 @@ def _spans(given: object, length: int) -> list[tuple[int, int]]:
     if not isinstance(given, list) or not given:
         raise ConfigError(f"ranges is {shown(cast('Any', given))}, a list of at least one wanted")
     spans: list[tuple[int, int]] = []
-    left = max(1, length)  # a block has a token at least: a short line names no billion of them
+    left = max(1, length)  # a block has at least a token, so a short line cannot name billions
     for at, one in enumerate(few("ranges", cast("Any", given), left)):
         pair: Any = one
         if not (isinstance(pair, list) and list(map(type, cast("Any", pair))) == [int, int]):

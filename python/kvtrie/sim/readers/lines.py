@@ -1,7 +1,7 @@
-"""Lines: a trace's lines, each checked before it is played.
+"""Lines of a trace, each checked before it is played.
 
-Invariant: a line that cannot be ends the run with its number and the field, or with `Skipped` is
-counted and left out. Cost: one line is held.
+Invariant: an invalid line ends the run with its number and the field, or is counted and skipped
+with `Skipped`. Cost: a line in memory.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ __all__ = [
 ]
 
 MOST = 2**32 - 1
-"""The greatest token, id and count."""
+"""Maximum of tokens, ids and counts."""
 
 MOST_CHARACTERS = 2**26
-"""The longest line, and the longest conversation of ShareGPT."""
+"""Maximum length of a line and of a ShareGPT conversation."""
 
 MOST_BLOCKS = 2**20
-"""The most blocks of one prompt, unless a tier holds more: a short line can name billions."""
+"""Default maximum of blocks per prompt, because a short line can claim billions."""
 
 UNREAD = (
     *("chat_id", "parent_chat_id", "delay", "turn", "type"),
     *("request_id", "wait_for", "branches", "prefix_reset", "tool_wait_ms"),
 )
-"""Fields that other simulators read and this one does not, or not everywhere."""
+"""Trace fields of third-party simulators, not read here or not in every mode."""
 
 _LOG = logging.getLogger(__name__)
 _Parsed = TypeVar("_Parsed")
 
 
 class Skipped:
-    """The lines that were left out.
+    """Skipped lines.
 
     Attributes:
-        lines: how many.
-        parsed: how many others there were.
-        first: what was wrong with the first.
+        lines: number of skipped lines.
+        parsed: number of valid lines.
+        first: error of the first skipped line.
     """
 
     def __init__(self) -> None:
@@ -72,17 +72,17 @@ class Skipped:
         self.first: ConfigError | None = None
 
     def add(self, error: ConfigError) -> None:
-        """Count one."""
+        """Count a skipped line."""
         self.lines += 1
         self.first = self.first or error
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file that are not empty, with their numbers from 1 on.
+    """Yield the non-empty lines of a file, with their numbers from 1 on.
 
     Raises:
-        ConfigError: the file cannot be read, or a line has more than `MOST_CHARACTERS`: a small
-            compressed file can expand to one line that fills the memory.
+        ConfigError: an unreadable file, or a line over `MOST_CHARACTERS`, because a small
+            compressed file can expand to a line filling the memory.
     """
     with open_trace(path) as file:
         for number, line in enumerate(iter(partial(file.readline, MOST_CHARACTERS + 1), ""), 1):
@@ -101,16 +101,16 @@ def checked(
     parse: Callable[[str], _Parsed],
     skipped: Skipped | None,
 ) -> Iterator[_Parsed]:
-    """Yield each line as `parse` reads it.
+    """Yield the result of `parse` for each line.
 
     Args:
-        path: for the messages.
-        lines: with their numbers.
-        parse: raises `ConfigError` for a line that cannot be.
-        skipped: counts such lines; None ends with the first.
+        path: path for messages.
+        lines: pairs of line number and text.
+        parse: parser raising `ConfigError` for an invalid line.
+        skipped: counts and skips invalid lines. None stops at the first invalid line.
 
     Raises:
-        ConfigError: a line that cannot be, or no line that can.
+        ConfigError: an invalid line, or no valid line.
     """
     found = False
     for number, line in lines:
@@ -132,14 +132,14 @@ def checked(
 
 
 class Ascending:
-    """The times of a trace, which may not go back.
+    """Check for non-decreasing times of a trace.
 
-    A time counts from when it is taken, so a line that is left out sets none.
+    A skipped line sets no time, because a time counts only once taken.
 
     Args:
-        name: of the field, for the message.
-        unit: of the field, for the message.
-        ns: nanoseconds of that unit.
+        name: name of the field, for messages.
+        unit: unit of the field, for messages.
+        ns: nanoseconds per unit.
     """
 
     def __init__(self, name: str, unit: str = "", ns: int = 1) -> None:
@@ -148,14 +148,14 @@ class Ascending:
 
     @property
     def last(self) -> int:
-        """The last time, in ns."""
+        """Last time in ns."""
         return self._last
 
     def take(self, at: int) -> int:
-        """Return a time in ns that is not before the last one.
+        """Return a time in ns after checking it against the last time.
 
         Raises:
-            ConfigError: it is before the last one.
+            ConfigError: a time before the last time.
         """
         if at < self._last:
             found, last = at, self._last
@@ -173,7 +173,7 @@ def row_of(line: str) -> dict[str, Any]:
     """Return the JSON object of a line.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: not a JSON object.
     """
     row = json_of(line, "no JSON")
     if not isinstance(row, dict):
@@ -182,11 +182,11 @@ def row_of(line: str) -> dict[str, Any]:
 
 
 def check_blocks(blocks: int, most: int) -> None:
-    """Refuse a prompt before its blocks are made.
+    """Check the number of a prompt's blocks before they are created.
 
     Args:
-        blocks: number of its blocks.
-        most: the most that are allowed.
+        blocks: number of blocks.
+        most: maximum number of blocks.
 
     Raises:
         ConfigError: more blocks than `most`.
@@ -198,11 +198,11 @@ def check_blocks(blocks: int, most: int) -> None:
 
 
 def name_unread(path: Path, names: Collection[str], *, waits: bool = False) -> None:
-    """Log fields that other simulators read and this one does not, each once a file.
+    """Log each field of third-party simulators not read here, once per file.
 
     Args:
         path: the file.
-        names: of the fields of a line, those of `UNREAD` among them.
+        names: fields of a line, including known unread fields.
         waits: whether `wait_for` is read.
     """
     logged = _logged(path)
@@ -221,11 +221,11 @@ def name_unread(path: Path, names: Collection[str], *, waits: bool = False) -> N
 
 
 def log_unit(path: Path, unit: str) -> None:
-    """Log the unit in which the times of a file are read, once a file.
+    """Log the time unit of a file, once per file.
 
     Args:
         path: the file.
-        unit: one of `times.TIME_UNITS`.
+        unit: a unit in `times.TIME_UNITS`.
     """
     logged = _logged(path)
     if unit not in logged:
@@ -240,8 +240,8 @@ def log_unit(path: Path, unit: str) -> None:
 
 @lru_cache(maxsize=256)
 def _logged(path: Path) -> set[str]:
-    """The fields and units of a file that were logged."""
-    del path  # of which the cache has one set
+    """Return the logged fields and units of a file."""
+    del path  # the cache has a set per path
     return set()
 
 
@@ -249,11 +249,11 @@ def ids_of(name: str, given: object) -> NDArray[np.uint32]:
     """Return a list of at least one integer below 2**32 as uint32 `(n,)`.
 
     Args:
-        name: of the field, for the message.
-        given: its value.
+        name: name of the field, for messages.
+        given: value of the field.
 
     Raises:
-        ConfigError: another value; it names the place.
+        ConfigError: an invalid value, with its position.
     """
     if not isinstance(given, list) or not given:
         raise ConfigError(f"{name} is {shown(cast('Any', given))}, a list of at least one wanted")

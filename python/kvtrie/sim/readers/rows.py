@@ -1,4 +1,4 @@
-"""RequestRow: a request as the simulator takes it, and the record that it returns."""
+"""RequestRow: a request for the simulator, and the record of its result."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 __all__ = ["AnyRow", "Computed", "More", "Record", "RequestRow", "RowWithMore", "Waited"]
 
 RequestRow: TypeAlias = "tuple[int, NDArray[np.uint32], int, int, str | None]"
-"""Arrival in ns, tokens as managers take them, tokens of prompt and answer, session."""
+"""Arrival in ns, manager tokens, tokens of prompt and answer, session."""
 
 
 class More(TypedDict, total=False):
-    """What a request may have in addition.
+    """Optional fields of a request.
 
     Attributes:
         last: whether its session ends with it.
-        answer: the tokens of its answer, which are committed with the prompt.
-        scope: within which its blocks are shared, and its session named.
-        tool: when the tool that its session waits for ends, in ns, and its reports: when, and the
-            time left that it states, in thousandths of its time and of the time left.
-        after: places in the trace, from 0 on, of the requests above it that it waits for.
-        pause: ns between the last of their ends and its arrival, which is not before its time.
-        named: whether requests below it may wait for it.
+        answer: tokens of its answer, committed with the prompt.
+        scope: cache scope of its blocks and its session name.
+        tool: end in ns of the tool its session waits for, and its reports: pairs of report time and
+            reported time left, in thousandths of its duration and of the actual time left.
+        after: trace positions, from 0 on, of the earlier requests to wait for.
+        pause: ns from the last of their ends to its arrival, which is not before its trace time.
+        named: whether later requests may wait for it.
     """
 
     last: bool
@@ -40,16 +40,16 @@ class More(TypedDict, total=False):
 
 
 RowWithMore: TypeAlias = "tuple[int, NDArray[np.uint32], int, int, str | None, More]"
-"""A request with more."""
+"""A request with optional fields."""
 
 AnyRow: TypeAlias = "RequestRow | RowWithMore"
-"""A request, perhaps with more."""
+"""A request with or without optional fields."""
 
 Computed: TypeAlias = tuple[int, int, list[int]]
-"""Tokens computed, tokens of the match, blocks of the match that were computed again."""
+"""Computed tokens, matched tokens, and recomputed blocks of the match."""
 
 Waited: TypeAlias = tuple[int, int]
-"""Nanoseconds in the queue, and waited for copies."""
+"""Nanoseconds in the queue, and waiting for copies."""
 
 Record: TypeAlias = tuple[
     int,
@@ -65,4 +65,4 @@ Record: TypeAlias = tuple[
     int,
     int,
 ]
-"""The report of `Simulation.run` on a request."""
+"""Result of a request, reported by `Simulation.run`."""

@@ -1,12 +1,12 @@
-"""ShareGPT: conversations as JSON, which become requests of several turns.
+"""ShareGPT: conversations as JSON, converted to requests of several turns.
 
-A file is an array of conversations, or one after the other: `{"id", "conversations": [{"from",
-"value"}, ...]}`. A `human` or `user` turn ends a prompt, which begins with all turns before; the
-next `gpt`, `chatgpt`, `bing`, `bard` or `assistant` turn is its answer; anything else, as `system`,
-is text of the conversation. The file has no times: conversations begin at the arrivals given, and
-a turn comes a think time after the one before it.
-Invariant: equal texts have equal tokens. Cost: the conversations that are open at a time are held,
-and the text of one.
+A file is an array or a sequence of conversations: `{"id", "conversations": [{"from", "value"},
+...]}`. A `human` or `user` turn ends a prompt, including all earlier turns. The next `gpt`,
+`chatgpt`, `bing`, `bard` or `assistant` turn is its answer. All remaining turns, for example
+`system`, are text of the conversation. The file has no times: conversations start at the given
+arrivals, and a turn arrives a think time after the previous turn.
+Invariant: equal texts have equal tokens. Cost: the active conversations, and the text of a
+conversation.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ _PIECES = re.compile(r"\s?\w{1,6}|\s?[^\w\s]|\s+")
 
 
 def words(text: str) -> list[int]:
-    """Tokens without a vocabulary: pieces of words of at most six letters, by their CRC-32.
+    """Return tokens without a vocabulary: word pieces of up to six letters, by their CRC-32.
 
-    English prose has about as many as a byte-pair vocabulary makes of it; code and other scripts
-    may have more or fewer by a third.
+    For English prose the number is close to a byte-pair vocabulary's. For code and non-Latin
+    scripts it may differ by a third.
     """
     return [zlib.crc32(piece.encode()) for piece in _PIECES.findall(text)]
 
 
 def tokenizer_of(name: str) -> Tokenize:
-    """`words`, or the tokens of a `tokenizer.json` by the package tokenizers.
+    """Return `words`, or the tokenizer of a `tokenizer.json` with the package tokenizers.
 
     Raises:
-        ConfigError: the file cannot be read, or the package is missing.
+        ConfigError: an unreadable file, or a missing package.
     """
     if name == "words":
         return words
@@ -83,19 +83,19 @@ def sharegpt_requests(
     seed: int = 0,
     skipped: Skipped | None = None,
 ) -> Iterator[RequestRow]:
-    """Yield the requests of a file of conversations, in order of time.
+    """Yield the requests of a file of conversations, in time order.
 
     Args:
         path: the file.
-        arrivals: when conversations begin, in ns; None as for `in_turns`.
-        tokenize: token ids of a text, below 2**32.
-        think_s: seconds between two turns of a conversation, exponential with this mean.
-        seed: of the think times.
-        skipped: counts conversations that cannot be, which are left out; None ends with the first.
-            One without a prompt is no error and makes no request.
+        arrivals: start times of conversations in ns, or None as for `in_turns`.
+        tokenize: tokenizer with ids below 2**32.
+        think_s: mean of the exponential think times between two turns, in seconds.
+        seed: seed of the think times.
+        skipped: counts and skips invalid conversations. None stops at the first. A conversation
+            without a prompt is valid and makes no request.
 
     Raises:
-        ConfigError: the file is no JSON; a conversation that cannot be; none that makes a request.
+        ConfigError: not JSON, an invalid conversation, or no conversation with a request.
     """
     return in_turns(_conversations(path, tokenize, skipped), arrivals, think_s, seed)
 
@@ -106,15 +106,15 @@ def in_turns(
     think_s: float,
     seed: int,
 ) -> Iterator[RequestRow]:
-    """Yield requests of conversations in order of time.
+    """Yield requests of conversations in time order.
 
     Args:
-        conversations: turns in order; their times are not read.
-        arrivals: when conversations begin, in ns, ascending. None is for clients that wait for
-            answers: one conversation after the other, each turn with the time to think before it.
-            Conversations without a session take their place as one.
-        think_s: seconds between two turns, exponential with this mean.
-        seed: of the think times.
+        conversations: turns in order, with ignored times.
+        arrivals: ascending start times of conversations in ns. None means clients in a closed loop:
+            sequential conversations, each turn with the think time before it. Conversations without
+            a session are named by their position.
+        think_s: mean of the exponential think times between two turns, in seconds.
+        seed: seed of the think times.
     """
     think = thoughts(think_s, seed)
     if arrivals is None:
@@ -146,7 +146,7 @@ def _next_turn(
 def _conversations(
     path: Path, tokenize: Tokenize, skipped: Skipped | None
 ) -> Iterator[list[RequestRow]]:
-    """The turns of each conversation that has some."""
+    """Yield the turns of each non-empty conversation."""
     found = False
     for line, value in _values(path):
         try:
@@ -197,7 +197,7 @@ def _turns(value: object, tokenize: Tokenize) -> list[RequestRow]:
 
 
 def _values(path: Path) -> Iterator[tuple[int, object]]:
-    """The values of an array, or values that follow each other, with the lines they begin on."""
+    """Yield the values of an array or of a sequence, with their first line numbers."""
     decoder = json.JSONDecoder()
     line, buffer, at, ended, wanted = 1, "", 0, False, 0
     with open_trace(path) as file:
@@ -216,7 +216,7 @@ def _values(path: Path) -> Iterator[tuple[int, object]]:
                             f"{path}, line {line}: no end of the JSON value within "
                             f"{MOST_CHARACTERS} characters, the most that are read as one"
                         ) from error
-                    # Cut off: read as much again, so that a long value is not decoded often.
+                    # # Incomplete: read twice the length, so a long value is not decoded often.
                     wanted = 2 * (len(buffer) - at)
                 else:
                     yield line, value

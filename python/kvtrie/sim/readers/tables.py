@@ -1,10 +1,10 @@
-"""Tables: traces that are CSV files of times and lengths, without contents.
+"""Traces in CSV files with times and lengths, without contents.
 
-A prompt is made of block ids that no other has. If the file names sessions, a prompt of at least
-the tokens so far in its session (the prompt before it and its answer) begins with the whole
-blocks of these; a shorter one begins a new conversation.
-Invariant: columns are found by the names in the first line, in any order, and others are ignored.
-Ids come again after 2**32 blocks. Cost: one line is held, and the last 65 536 sessions.
+A prompt consists of unique block ids. In a file with sessions, a prompt at least as long as its
+session so far (the last prompt and its answer) starts with the session's whole blocks. A shorter
+prompt starts a new conversation.
+Invariant: columns are found by their names in the first line, in any order, and further columns are
+ignored. Ids repeat after 2**32 blocks. Cost: a line and the last 65 536 sessions in memory.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _SESSIONS = 2**16
 
 
 class Prompts:
-    """Block ids of prompts whose tokens are not known: a session's prompt begins with the last one.
+    """Block ids of prompts with unknown tokens. Prompts of a session share a prefix.
 
     Args:
-        block_tokens: tokens of a block.
-        most: the most blocks of a prompt.
+        block_tokens: tokens per block.
+        most: maximum blocks per prompt.
     """
 
     def __init__(self, block_tokens: int, most: int = MOST_BLOCKS) -> None:
@@ -59,12 +59,12 @@ class Prompts:
         self._sessions: OrderedDict[str, tuple[NDArray[np.uint32], int]] = OrderedDict()
 
     def of(self, session: str | None, prompt: int, answer: int) -> NDArray[np.uint32]:
-        """Return the blocks of a prompt, uint32 `(n,)`; its answer becomes part of its session.
+        """Return the blocks of a prompt, uint32 `(n,)`. Its answer becomes part of its session.
 
         Args:
-            session: the conversation; None for a single request.
-            prompt: number of tokens of the prompt.
-            answer: number of tokens of the answer.
+            session: conversation name, or None for a single request.
+            prompt: number of prompt tokens.
+            answer: number of answer tokens.
 
         Raises:
             ConfigError: the prompt has more than `most` blocks.
@@ -94,16 +94,16 @@ def azure_requests(
 ) -> Iterator[RequestRow]:
     """Yield requests of Azure's LLM traces: `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`.
 
-    Times are dates; the first line that can be is at 0.
+    Times are dates. The first valid line is at 0.
 
     Args:
         path: the file.
-        block_tokens: tokens of a block.
-        skipped: counts lines that cannot be, which are left out; None ends with the first.
-        most: blocks of a prompt, or of what was said in a session.
+        block_tokens: tokens per block.
+        skipped: counts and skips invalid lines. None stops at the first invalid line.
+        most: maximum blocks of a prompt, or of a session's text.
 
     Raises:
-        ConfigError: a line that cannot be, or a file without one that can.
+        ConfigError: an invalid line, or a file without a valid line.
     """
     first: list[int] = []
 
@@ -122,16 +122,16 @@ def burstgpt_requests(
 ) -> Iterator[RequestRow]:
     """Yield requests of BurstGPT: `Timestamp`, `Request tokens`, `Response tokens`, `Session ID`.
 
-    Times are seconds; `Session ID` is optional. A request that failed has an answer of 0 tokens.
+    Times are seconds. `Session ID` is optional. A failed request has an answer of 0 tokens.
 
     Args:
         path: the file.
-        block_tokens: tokens of a block.
-        skipped: counts lines that cannot be, which are left out; None ends with the first.
-        most: blocks of a prompt, or of what was said in a session.
+        block_tokens: tokens per block.
+        skipped: counts and skips invalid lines. None stops at the first invalid line.
+        most: maximum blocks of a prompt, or of a session's text.
 
     Raises:
-        ConfigError: a line that cannot be, or a file without one that can.
+        ConfigError: an invalid line, or a file without a valid line.
     """
 
     def at(cell: str) -> int:
@@ -191,7 +191,7 @@ def _requests(
 
 def _cells(line: str) -> list[str]:
     try:
-        return next(csv.reader([line]))  # a line has at least one cell
+        return next(csv.reader([line]))  # a line has at least a cell
     except csv.Error as error:
         raise ConfigError(f"no line of CSV: {error}") from error
 

@@ -1,10 +1,10 @@
-"""Times of traces: numbers in a unit, text of digits, dates.
+"""Times of traces: numbers with a unit, text of digits, or dates.
 
-The first time decides the unit: a number between the years 2000 and 2100 in seconds, milliseconds,
-microseconds or nanoseconds since 1970 is in that unit, any other in milliseconds. Times since 1970
-and dates count from the first one.
-Invariant: all times of a file have one unit, and none is before the one above it. Cost: a
-multiplication for a whole number.
+The first time decides the unit. A number between the years 2000 and 2100 in seconds, milliseconds,
+microseconds or nanoseconds since 1970 has this unit, any remaining number has milliseconds. Times
+since 1970 and dates are relative to the first time.
+Invariant: all times of a file have the same unit, and never decrease. Cost: a multiplication per
+whole number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["TIME_UNITS", "Clock", "moment"]
 
 TIME_UNITS = ("auto", "s", "ms", "us", "ns")
-"""Units of times; the first takes what the first time suggests."""
+"""Units of times. The first detects the unit from the first time."""
 
 _NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _SINCE, _UNTIL = 946_684_800, 4_102_444_800  # seconds from 1970 to the years 2000 and 2100
@@ -36,14 +36,14 @@ _MOMENT = re.compile(
 
 
 def moment(name: str, text: str) -> int:
-    """Return a date and time of ISO 8601 in nanoseconds since 1970; without a zone it is UTC.
+    """Return an ISO 8601 date and time in nanoseconds since 1970, in UTC unless it has a zone.
 
     Args:
-        name: of the field, for the message.
-        text: the date and time.
+        name: name of the field, for messages.
+        text: date and time.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: not a date and time.
     """
     found = _MOMENT.fullmatch(text)
     try:
@@ -57,12 +57,11 @@ def moment(name: str, text: str) -> int:
 
 
 class Clock:
-    """Times of a trace's requests in nanoseconds from its start.
+    """Clock converting the times of a trace to nanoseconds from its start.
 
     Args:
-        unit: one of `TIME_UNITS`.
-        on_unit: called once with the unit that the first time suggests, unless it is that of plain
-            numbers from 0 on, or a date.
+        unit: a unit in `TIME_UNITS`.
+        on_unit: called once with the detected unit, except for plain numbers from 0 on and dates.
     """
 
     def __init__(self, unit: str, on_unit: Callable[[str], object]) -> None:
@@ -70,20 +69,20 @@ class Clock:
         self._on_unit = on_unit
         self._unit = ""
         self._ns = 1
-        self._plain = range(0)  # numbers that are in the unit of the first
+        self._plain = range(0)  # numbers in the unit of the first
         self._base = 0
         self._order = Ascending("timestamp")
 
     @property
     def last(self) -> int:
-        """The time of the last request, in ns."""
+        """Time of the last request, in ns."""
         return self._order.last
 
     def take(self, given: object) -> int:
         """Return the time of `timestamp`.
 
         Raises:
-            ConfigError: no time, another unit than those above, or before the last one.
+            ConfigError: not a time, a different unit than above, or before the last time.
         """
         if type(given) is int and given in self._plain:
             return self._order.take(given * self._ns - self._base)
@@ -111,7 +110,7 @@ class Clock:
         """Return the time of `arrival_ns`.
 
         Raises:
-            ConfigError: as of `take`.
+            ConfigError: as for `take`.
         """
         if self._unit == "arrival_ns":
             return self._order.take(at)

@@ -1,7 +1,7 @@
-"""Token ids: traces with the tokens of each prompt, one JSON object per line.
+"""Traces with the token ids of each prompt, with a JSON object per line.
 
-`arrival_ns`, `tokens`, `output_tokens` (1 if it is left out) and perhaps `session`.
-Invariant: as of `checked`. Cost: one line is held.
+Fields: `arrival_ns`, `tokens`, `output_tokens` (default 1) and optionally `session`.
+Invariant: as of `checked`. Cost: a line in memory.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def token_requests(path: Path, skipped: Skipped | None = None) -> Iterator[Reque
 
     Args:
         path: the file.
-        skipped: counts lines that cannot be, which are left out; None ends with the first.
+        skipped: counts and skips invalid lines. None stops at the first invalid line.
 
     Raises:
-        ConfigError: a line that cannot be, or a file without one that can.
+        ConfigError: an invalid line, or a file without a valid line.
     """
     clock = Ascending("arrival_ns")
     return checked(path, lines_of(path), lambda line: _request(path, line, clock), skipped)

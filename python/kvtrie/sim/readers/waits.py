@@ -1,9 +1,9 @@
-"""Waits: requests of a trace that come in only after others have ended.
+"""Waits: requests arriving only after the end of earlier requests of the trace.
 
-`request_id` names a request, `wait_for` lists names of requests above it; `tool_wait_ms` and
-`delay` together are the pause between their last answer and the request.
-Invariant: a request waits for requests above it only, so no requests wait for each other. Cost: the
-place of each request that has a name.
+`request_id` names a request, and `wait_for` lists names of requests above it. `tool_wait_ms` plus
+`delay` is the pause between their last answer and the request.
+Invariant: a request waits only for requests above it, so there are no cycles. Cost: the position of
+each named request.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ _TWICE = -1
 
 
 def waits_of(row: dict[str, Any]) -> tuple[str | None, list[Any] | None, float | None] | None:
-    """Return `(request_id, wait_for, pause in ms)` of a line, or None if it has none of them.
+    """Return `(request_id, wait_for, pause in ms)` of a line, or None without any of them.
 
     Raises:
-        ConfigError: a name that is neither a text nor a whole number, no list of names, or a pause
-            that cannot be.
+        ConfigError: a name neither text nor whole number, no list of names, or an invalid pause.
     """
     name, parents = row.get("request_id"), row.get("wait_for")
     pauses = [row.get("tool_wait_ms"), row.get("delay") if parents else None]
@@ -47,21 +46,21 @@ def waits_of(row: dict[str, Any]) -> tuple[str | None, list[Any] | None, float |
 
 
 class Waits:
-    """The named requests of a trace, by their places."""
+    """Positions of the named requests of a trace."""
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
 
     def more(self, name: str | None, parents: list[Any] | None, pause_ms: float | None) -> More:
-        """Return what a request waits for.
+        """Return the wait fields of a request.
 
         Args:
-            name: its name, if it has one.
-            parents: names of the requests that it waits for.
-            pause_ms: the time from their ends to its arrival.
+            name: name of the request, if any.
+            parents: names of the requests to wait for.
+            pause_ms: delay from their ends to its arrival.
 
         Raises:
-            ConfigError: a name that no request above has, or that two have.
+            ConfigError: an unknown or ambiguous name.
         """
         more: More = {"named": name is not None}
         if parents:
@@ -70,7 +69,7 @@ class Waits:
         return more
 
     def add(self, name: str | None, place: int) -> None:
-        """Take in the name of the request at a place."""
+        """Record the name of the request at a position."""
         if name is not None:
             self._places[name] = _TWICE if name in self._places else place
 

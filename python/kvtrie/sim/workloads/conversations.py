@@ -1,4 +1,4 @@
-"""Conversations: a small trace of interleaved chats, for tests and examples.
+"""Small trace of interleaved conversations, for tests and examples.
 
 Invariant: the same seed gives the same trace everywhere. Cost: linear in the number of blocks.
 """
@@ -29,16 +29,16 @@ def conversations(
     """Return a small trace of interleaved conversations, in whole blocks.
 
     Args:
-        seed: of all choices.
-        chats: how many conversations.
-        turns: the most turns of one; each has 1 to that many.
-        active: conversations that are open at a time; any of them takes the next turn.
-        system_blocks: blocks at the start that all conversations share.
-        turn_blocks: the most blocks that a turn adds; each adds 1 to that many.
-        block_tokens: tokens of a block, for the lengths.
+        seed: seed of all draws.
+        chats: number of conversations.
+        turns: maximum number of turns. Each conversation has 1 to `turns`.
+        active: number of active conversations. The next turn is from any of them.
+        system_blocks: initial blocks shared by all conversations.
+        turn_blocks: maximum blocks added by a turn. Each turn adds 1 to `turn_blocks`.
+        block_tokens: tokens per block, for the lengths.
 
     Raises:
-        ConfigError: a number below 1; only `system_blocks` may be 0.
+        ConfigError: a number below 1, except for `system_blocks` of 0.
     """
     counts = {"chats": chats, "turns": turns, "active": active, "turn_blocks": turn_blocks}
     for name, count in {**counts, "block_tokens": block_tokens}.items():

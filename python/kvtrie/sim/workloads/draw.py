@@ -1,4 +1,4 @@
-"""Draw: random lengths, times and texts, of the shapes that workloads have.
+"""Random lengths, times and texts with the distributions of workloads.
 
 Invariant: the same seed gives the same draws everywhere. Cost: linear in the blocks.
 """
@@ -27,23 +27,23 @@ BLOCK = 512
 
 @dataclass(slots=True)
 class Text:
-    """A sequence that grows, as ids of its full blocks and a rest of tokens."""
+    """A growing token sequence: ids of its full blocks, and the number of remaining tokens."""
 
     ids: Iterator[int]
     path: list[int] = field(default_factory=list[int])
     rest: int = 0
 
     def grow(self, tokens: int) -> None:
-        """Append tokens that are in no earlier text."""
+        """Append tokens not in any earlier text."""
         whole, self.rest = divmod(self.rest + tokens, BLOCK)
         self.path.extend(next(self.ids) for _ in range(whole))
 
     def fork(self) -> Text:
-        """Return a sequence that begins with the full blocks of this one."""
+        """Return a sequence with the full blocks of this text as its prefix."""
         return Text(self.ids, list(self.path))
 
     def request(self, at: float, answer: int) -> TraceRequest:
-        """Return a prompt of all of it."""
+        """Return a request with the whole text as its prompt."""
         partial = [next(self.ids)] if self.rest or not self.path else []
         return TraceRequest(
             at=int(at * NS_PER_S),
@@ -55,7 +55,7 @@ class Text:
 
 @dataclass(slots=True)
 class Draw:
-    """Random numbers of the shapes that workloads have."""
+    """Random numbers with the distributions of workloads."""
 
     rng: random.Random
 
@@ -68,7 +68,7 @@ class Draw:
         return self.rng.lognormvariate(math.log(median), spread)
 
     def happens(self, share: float) -> bool:
-        """True that often."""
+        """Return True with a probability of `share`."""
         return self.rng.random() < share
 
     def turns(self, mean: float) -> int:
@@ -76,19 +76,19 @@ class Draw:
         return 1 + int(math.log(1 - self.rng.random()) / math.log(1 - 1 / mean))
 
     def popular(self, number: int) -> int:
-        """One of `number`; the n-th is asked for about 1/n as often as the first (Zipf)."""
+        """Return an index below `number`. Index n has about 1/(n + 1) the frequency of 0 (Zipf)."""
         return int((number + 1) ** self.rng.random()) - 1
 
 
 def ordered(requests: list[TraceRequest], most: int) -> list[TraceRequest]:
-    """By time; the first `most`, so that late turns of the last sessions are cut off."""
+    """Return the first `most` requests in time order. Late turns of the last sessions are cut."""
     return sorted(requests, key=lambda request: request.at)[:most]
 
 
 def gathered(
     sessions: Iterator[list[TraceRequest]], most: int, surplus: float
 ) -> list[TraceRequest]:
-    """Sessions until there are more than `surplus * most` requests, in order of time."""
+    """Return `most` requests in time order, from sessions with over `surplus * most` requests."""
     made: list[TraceRequest] = []
     while len(made) <= surplus * most:
         made.extend(next(sessions))
@@ -104,7 +104,7 @@ def texts(draw: Draw, ids: Iterator[int], number: int, median: float, spread: fl
 
 
 def opened(draw: Draw, per_s: float) -> Iterator[float]:
-    """Seconds at which sessions begin, `per_s` of them per second in the mean."""
+    """Yield start times of sessions in seconds, with a mean of `per_s` per second."""
     at = 0.0
     while True:
         at += draw.rng.expovariate(per_s)
@@ -112,7 +112,7 @@ def opened(draw: Draw, per_s: float) -> Iterator[float]:
 
 
 def begin(requests: int, seed: int) -> tuple[Draw, Iterator[int]]:
-    """Random numbers and ids of a workload.
+    """Return the random numbers and the ids of a workload.
 
     Raises:
         ConfigError: `requests` is below 1.

@@ -1,9 +1,9 @@
-"""Synthetic traces of requests to a prefix cache, by families.
+"""Families of synthetic traces for a prefix cache.
 
-`chats` are conversations of many turns, `agents` work through tools and pause for them, `shared`
-are single questions after popular documents, `flood` is chats with waves of prompts that never
-come again. A prompt begins with all full blocks of the turn before; its last block is partial and
-unique, as in the published traces.
+`chats` are conversations of many turns, `agents` use tools and pause for them, `shared` are single
+questions after popular documents, and `flood` is chats with waves of unique prompts. A prompt
+starts with all full blocks of the previous turn. Its last block is partial and unique, as in the
+published traces.
 Invariant: the same seed gives the same trace everywhere. Cost: linear in the number of blocks.
 """
 
@@ -28,7 +28,7 @@ def _chat(draw: Draw, system: Text, at: float) -> Iterator[TraceRequest]:
         text.grow(draw.length(400, 1.2))
         answer = draw.length(300, 0.9)
         yield text.request(at, answer)
-        if draw.happens(0.05):  # asked again in other words
+        if draw.happens(0.05):  # repeated in different words
             text = before
             text.grow(draw.length(400, 1.2))
             at += draw.seconds(20, 1)
@@ -38,14 +38,15 @@ def _chat(draw: Draw, system: Text, at: float) -> Iterator[TraceRequest]:
 
 
 def chats(*, requests: int = 10_000, seed: int = 0) -> list[TraceRequest]:
-    """Conversations of four turns in the mean, after one of eight system prompts.
+    """Return conversations with a mean of four turns, after one of eight system prompts.
 
-    People think for a minute between turns (median; a tenth for more than five), 2 % upload a
-    document of about 12 000 tokens first, and 5 % of the turns are asked again in other words.
+    The median think time is a minute (more than five minutes for a tenth of the turns). 2 % of the
+    conversations start with a document of about 12 000 tokens, and 5 % of the turns are repeated in
+    different words.
 
     Args:
-        requests: how many.
-        seed: of all choices.
+        requests: number of requests.
+        seed: seed of all draws.
 
     Raises:
         ConfigError: `requests` is below 1.
@@ -64,14 +65,15 @@ def chats(*, requests: int = 10_000, seed: int = 0) -> list[TraceRequest]:
 
 
 def agents(*, requests: int = 10_000, seed: int = 0) -> list[TraceRequest]:
-    """Agents that call tools: long prompts that grow by small steps, with pauses of two kinds.
+    """Return agents calling tools: long prompts growing by small steps, with two kinds of pauses.
 
-    An agent of one of five kinds (instructions and tools of about 6 000 tokens) takes twelve steps
-    in the mean. Most tools answer in seconds; one in eight, a build or a person, takes minutes.
+    An agent has one of five kinds (instructions and tools of about 6 000 tokens) and takes a mean
+    of twelve steps. Most tools answer in seconds. An eighth, for example a build or a person, takes
+    minutes.
 
     Args:
-        requests: how many.
-        seed: of all choices.
+        requests: number of requests.
+        seed: seed of all draws.
 
     Raises:
         ConfigError: `requests` is below 1.
@@ -94,14 +96,14 @@ def agents(*, requests: int = 10_000, seed: int = 0) -> list[TraceRequest]:
 
 
 def shared(*, requests: int = 10_000, seed: int = 0) -> list[TraceRequest]:
-    """Single questions after popular documents, whose popularity changes.
+    """Return single questions after popular documents with changing popularity.
 
-    Three hundred documents of about 5 000 tokens after one of six system prompts; every hundred
-    requests the popular ones change by one. One in five questions has a second turn.
+    Three hundred documents of about 5 000 tokens after one of six system prompts. Every hundred
+    requests a popular document is added. A fifth of the questions have a second turn.
 
     Args:
-        requests: how many.
-        seed: of all choices.
+        requests: number of requests.
+        seed: seed of all draws.
 
     Raises:
         ConfigError: `requests` is below 1.
@@ -134,13 +136,13 @@ def shared(*, requests: int = 10_000, seed: int = 0) -> list[TraceRequest]:
 
 
 def flood(*, requests: int = 10_000, seed: int = 0) -> list[TraceRequest]:
-    """Chats, and every ten minutes a wave of long prompts that never come back.
+    """Return chats with a wave of long, unique prompts every ten minutes.
 
     A wave is a job of about three hundred prompts of about 4 000 tokens within a minute.
 
     Args:
-        requests: how many.
-        seed: of all choices.
+        requests: number of requests.
+        seed: seed of all draws.
 
     Raises:
         ConfigError: `requests` is below 1.
@@ -165,4 +167,4 @@ FAMILIES: dict[str, Callable[..., list[TraceRequest]]] = {
     "shared": shared,
     "flood": flood,
 }
-"""The families by name; each takes `requests` and `seed`."""
+"""Families by name. Each takes `requests` and `seed`."""

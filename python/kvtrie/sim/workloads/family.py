@@ -1,4 +1,4 @@
-"""Family: one of the families as a source of requests.
+"""Family: a source of requests from a family of traces.
 
 Invariant: block ids are of 512 tokens. Cost: all requests are held.
 """
@@ -21,18 +21,18 @@ __all__ = ["Family"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Number of requests of a family.
+    """Settings of a family of requests.
 
     Attributes:
-        name: of the family.
-        requests: how many.
+        name: name of the family.
+        requests: number of requests.
     """
 
     name: str
     requests: int = 1000
 
     def __post_init__(self) -> None:
-        """Check all."""
+        """Check the settings."""
         put(
             self,
             name=word("name", self.name, tuple(FAMILIES)),
@@ -40,5 +40,5 @@ class Family:
         )
 
     def made(self, seed: int) -> Iterator[TraceRequest]:
-        """Yield the requests, in order of time."""
+        """Yield the requests in time order."""
         return iter(FAMILIES[self.name](requests=self.requests, seed=seed))

@@ -1,10 +1,11 @@
-"""Segments: single prompts that share pieces with earlier ones, at their front and inside.
+"""Segments: single prompts sharing segments with earlier prompts, at the front and inside.
 
-A prompt has `prompt_tokens` in segments of equal length. The share `reuse_ratio` of them is taken
-from one earlier prompt: of these `prefix_ratio` from its front to the front, where a prefix cache
-finds them, the others in any order between new segments, where it does not.
-Invariant: the same seed gives the same trace everywhere. Cost: a draw per segment; the prompts that
-may be chosen are held.
+A prompt has `prompt_tokens` in segments of equal length. A share `reuse_ratio` is copied from an
+earlier prompt. Of these segments, the share `prefix_ratio` is copied from front to front, where a
+prefix cache finds them. The remaining copied segments are shuffled between new segments, out of its
+reach.
+Invariant: the same seed gives the same trace everywhere. Cost: a draw per segment, with the last
+`window` prompts in memory.
 """
 
 from __future__ import annotations
@@ -34,22 +35,22 @@ _SELECTIONS = ("uniform", "recent", "popular")
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """A trace of prompts in segments.
+    """A trace of prompts made of segments.
 
     Attributes:
-        requests: how many.
+        requests: number of requests.
         prompt_tokens: tokens of each prompt, rounded up to whole segments.
         output_tokens: tokens of each answer.
-        segment_length: tokens of a segment, a multiple of a block's.
-        reuse_ratio: share of a prompt's segments that an earlier prompt had.
-        prefix_ratio: share of these that are at the start of both.
-        request_selection: the earlier prompt: "uniform": any in the window; "recent": the n-th last
-            half as often as the one after it; "popular": the n-th oldest about 1/n as often as the
-            first (Zipf).
-        window: how many earlier prompts are kept.
-        arrivals: when they come in, or how many clients ask.
-        think_s: seconds between an answer and the client's next prompt, exponential with this mean;
-            only for clients that wait for answers.
+        segment_length: tokens of a segment, a multiple of the block size.
+        reuse_ratio: share of a prompt's segments copied from an earlier prompt.
+        prefix_ratio: share of the copied segments at the front of both prompts.
+        request_selection: choice of the earlier prompt: "uniform" (any in the window), "recent"
+            (half as often per step back) or "popular" (the n-th oldest about 1/n as often as the
+            first, Zipf).
+        window: number of earlier prompts to choose from.
+        arrivals: arrival times, or number of clients.
+        think_s: mean of the exponential think times after an answer in seconds, for clients in a
+            closed loop.
     """
 
     requests: int = 1000
@@ -64,7 +65,7 @@ class Segments:
     think_s: float = 10.0
 
     def __post_init__(self) -> None:
-        """Check all."""
+        """Check the settings."""
         put(
             self,
             requests=whole("requests", self.requests, 1, 2**53),
@@ -79,10 +80,10 @@ class Segments:
         )
 
     def made(self, block_tokens: int, seed: int) -> Iterator[RequestRow]:
-        """Yield the requests, as ids of blocks.
+        """Yield the requests as block ids.
 
         Raises:
-            ConfigError: a segment is no whole number of blocks.
+            ConfigError: a segment length not divisible by the block size.
         """
         if self.segment_length % block_tokens:
             raise ConfigError(
@@ -106,7 +107,7 @@ class Segments:
                 inside = rng.sample(earlier[front:], reused - front)
             fresh = list(range(following, following + number - reused))
             following += len(fresh)
-            # A new segment ends the common front, where there is one.
+            # # If possible, a new segment ends the common front.
             prompt += fresh[:1]
             others = inside + fresh[1:]
             rng.shuffle(others)

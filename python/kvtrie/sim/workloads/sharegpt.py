@@ -1,9 +1,9 @@
-"""ShareGptLike: conversations with the lengths that ShareGPT has, without its texts.
+"""ShareGptLike: conversations with the length distributions of ShareGPT, without its texts.
 
-A conversation has a geometric number of turns; what is said is log-normal, with the means given. A
-prompt is all that was said before and the next question.
-Invariant: the same seed gives the same trace everywhere. Cost: the conversations that are open at a
-time are held.
+A conversation has a geometric number of turns, with log-normal texts of the given mean lengths. A
+prompt is the whole conversation so far and the next question.
+Invariant: the same seed gives the same trace everywhere. Cost: the active conversations are in
+memory.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class ShareGptLike:
     """A trace of conversations.
 
     Attributes:
-        requests: how many turns in all; the last conversations are cut off.
-        turns: turns of a conversation in the mean.
-        input_tokens: tokens of a question in the mean.
-        output_tokens: tokens of an answer in the mean.
-        think_s: seconds between two turns in the mean, exponential.
-        arrivals: when conversations begin, or how many clients have them.
+        requests: total number of turns. The last conversations are cut.
+        turns: mean number of turns per conversation.
+        input_tokens: mean tokens of a question.
+        output_tokens: mean tokens of an answer.
+        think_s: mean of the exponential think times between two turns, in seconds.
+        arrivals: start times of conversations, or number of clients.
     """
 
     requests: int = 1000
@@ -52,7 +52,7 @@ class ShareGptLike:
     arrivals: Arrivals = field(default_factory=Arrivals)
 
     def __post_init__(self) -> None:
-        """Check all."""
+        """Check the settings."""
         put(
             self,
             requests=whole("requests", self.requests, 1, 2**53),
@@ -63,12 +63,12 @@ class ShareGptLike:
         )
 
     def made(self, block_tokens: int, seed: int) -> Iterator[RequestRow]:
-        """Yield the requests, as ids of blocks."""
+        """Yield the requests as block ids."""
         turns = in_turns(
             self._conversations(Prompts(block_tokens), seed),
             self.arrivals.opened(seed),
             self.think_s,
-            seed + 1,  # else the same draws as for arrivals
+            seed + 1,  # to draw differently from the arrivals
         )
         return itertools.islice(turns, self.requests)
 

@@ -1,37 +1,38 @@
-//! A move as a manager hands it out.
+//! An issued move.
 //!
-//! Invariant: what an executor needs of it, and nothing that changes later. Cost: plain values.
+//! Invariant: has the fields an executor needs, all fixed when the move is issued. Cost: plain
+//! values.
 
 use kvtrie_core::{BlockKey, Handle, Layers, LeaseId, Move, MoveId, MoveKind, Nanos, Slot, TierId};
 
-/// A move as it was handed out.
+/// Snapshot of an issued move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handed {
-    /// Its id.
+    /// Move id.
     pub id: MoveId,
     /// Its purpose.
     pub kind: MoveKind,
-    /// The lease that it is for; 0 if none.
+    /// Lease of the move, or 0.
     pub lease: LeaseId,
-    /// Its block, if that is committed.
+    /// Its block, if committed.
     pub block: Option<Handle>,
-    /// Content key of the block; zeros unless a disk or a remote tier takes part.
+    /// Content key of the block. Zeros unless the move uses a disk or remote tier.
     pub key: BlockKey,
-    /// Where from.
+    /// Source tier.
     pub src: TierId,
-    /// Where to.
+    /// Destination tier.
     pub dst: TierId,
-    /// The source's slot.
+    /// Slot on the source tier.
     pub src_slot: Slot,
-    /// The destination's slot.
+    /// Slot on the destination tier.
     pub dst_slot: Slot,
-    /// Group of layers.
+    /// Layer group.
     pub group: u8,
-    /// Which layers.
+    /// Layers of the move.
     pub layers: Layers,
-    /// The move that must have ended before it starts.
+    /// Move to wait for.
     pub after: MoveId,
-    /// Number of valid tokens of its block.
+    /// Number of valid tokens in the block.
     pub tokens: u32,
     /// Predicted end of its first layer.
     pub first: Nanos,
@@ -60,7 +61,7 @@ impl Handed {
         }
     }
 
-    /// The key that moves of one transmission have in common.
+    /// Key shared by the moves of a transmission.
     #[must_use]
     pub fn way(&self) -> (MoveKind, LeaseId, TierId, TierId, u8, Layers) {
         (self.kind, self.lease, self.src, self.dst, self.group, self.layers)

@@ -1,4 +1,4 @@
-//! A token takes a fixed time and a part of it per token of context.
+//! Affine token price: a fixed time plus a time per token of context.
 //!
 //! Invariant: linear in the context. Cost: O(1).
 
@@ -7,9 +7,9 @@ use super::Cost;
 /// `base + slope * context` per token.
 #[derive(Clone, Copy, Debug)]
 pub struct Affine {
-    /// Parts of a nanosecond of a token without context.
+    /// Price of a token without context, in fractions of a nanosecond.
     pub base: u64,
-    /// Parts of a nanosecond for each token of context.
+    /// Price per token of context, in fractions of a nanosecond.
     pub slope: u64,
 }
 

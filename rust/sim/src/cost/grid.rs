@@ -1,12 +1,12 @@
-//! A table over two axes: nanoseconds by context and by count.
+//! Two-dimensional table: nanoseconds by context and count.
 //!
-//! Invariant: axes ascend and values do not fall along either. Between points it is linear along
-//! both axes; after the last point the slope continues, before the first it is constant. Cost:
-//! O(log points).
+//! Invariant: both axes ascend, and values never decrease along them. Between points the grid is
+//! linear along both axes. After the last point the slope continues. Before the first point it is
+//! constant. Cost: O(log points).
 
 use super::PART_BITS;
 
-/// The most that a cell may hold, nanoseconds: products of two differences then fit in 128 bits.
+/// Largest cell value, nanoseconds: the product of two differences then fits in 128 bits.
 const MOST: u64 = 1 << 50;
 
 /// Nanoseconds by context and count.
@@ -19,7 +19,7 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// A grid, if axes and rows are what they must be.
+    /// Create a grid, or `None` if the axes or rows violate the invariant.
     #[must_use]
     pub fn new(contexts: Vec<u64>, counts: Vec<u64>, rows: Vec<Vec<u64>>) -> Option<Self> {
         let ascends = |axis: &[u64]| !axis.is_empty() && axis.is_sorted_by(|a, b| a < b);
@@ -32,13 +32,13 @@ impl Grid {
         right.then_some(Self { contexts, counts, rows })
     }
 
-    /// The largest count that was measured.
+    /// Largest measured count.
     #[must_use]
     pub fn last(&self) -> u64 {
         self.counts.last().copied().unwrap_or(1)
     }
 
-    /// Parts of a nanosecond of `count` after `context`.
+    /// Price of `count` after `context`, in fractions of a nanosecond.
     #[must_use]
     pub fn at(&self, context: u64, count: u64) -> u128 {
         let (low, high) = neighbours(&self.contexts, context);
@@ -51,8 +51,8 @@ impl Grid {
             return along(low);
         }
         let ends = (self.contexts[low], self.contexts[high]);
-        // After the last count slopes differ by row, so a row with a smaller slope would cross the
-        // one above it; then the difference counts as none.
+        // After the last count the slopes differ by row. A row with a smaller slope would cross the
+        // row above it, so the difference is then taken as zero.
         let (first, second) = (along(low), along(high));
         between(ends, (first, second.max(first)), context)
     }
@@ -62,22 +62,22 @@ fn parts(nanos: u64) -> u128 {
     u128::from(nanos) << PART_BITS
 }
 
-/// The two places whose points enclose a value, or the last two if it is after them; equal before
-/// the first.
+/// Indices of the points around a value, or of the last two points if the value is after them.
+/// Equal before the first point.
 fn neighbours(axis: &[u64], value: u64) -> (usize, usize) {
     let behind = axis.partition_point(|&point| point <= value);
     let high = behind.min(axis.len() - 1);
     if behind == 0 || high == 0 { (0, 0) } else { (high - 1, high) }
 }
 
-/// A line through two points, at a value that is not before the first.
+/// Evaluate the line through two points at a value not before the first point.
 fn between((first, second): (u64, u64), (low, high): (u128, u128), value: u64) -> u128 {
     if first == second || value <= first {
         return low;
     }
     let (rise, run) = (high.saturating_sub(low), u128::from(second - first));
     let far = u128::from(value - first);
-    // Whole runs first, so that a value far after the last point does not overflow.
+    // Whole runs first, to avoid overflow for a value far after the last point.
     let whole = rise.saturating_mul(far / run);
     low.saturating_add(whole).saturating_add(rise.saturating_mul(far % run) / run)
 }

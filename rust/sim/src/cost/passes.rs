@@ -1,31 +1,30 @@
-//! A step takes a fixed time, and what a table says of its prefills and of its decodes.
+//! Step price: a fixed time plus table prices of the prefills and decodes.
 //!
-//! The fixed time is the reading of the weights: paid once per step, whatever is in it. Invariant: a
-//! prefill of more tokens than the table has is priced as consecutive passes of its largest size.
-//! Cost: O(log points) per pass.
+//! The fixed time is the weight read, paid once per step. Invariant: a prefill larger than the
+//! table is priced as consecutive passes of the largest size. Cost: O(log points) per pass.
 
 use kvtrie_core::Nanos;
 
 use super::{Cost, Grid, PART_BITS, Span, Table};
 
-/// `base`, and the time beyond it by context and count.
+/// Fixed step time, with grids for prefills and decodes.
 #[derive(Clone, Debug)]
 pub struct Passes {
-    /// Parts of a nanosecond of a step without tokens.
+    /// Price of a step without tokens.
     base: u128,
-    /// By context and tokens of the pass.
+    /// Additional price by context and tokens of the pass.
     prefill: Grid,
-    /// By mean context and requests that decode.
+    /// Additional price by mean context and number of decoding requests.
     decode: Grid,
-    /// The first column of `decode`, for one request alone.
+    /// First column of `decode`: price for a single request.
     single: Table,
     request: Nanos,
 }
 
 impl Passes {
-    /// A step's fixed nanoseconds, and the nanoseconds beyond them of prefills and decodes.
-    /// `single` are those of one request's decode by context, in parts of a nanosecond; `request`
-    /// the nanoseconds of a request outside of steps.
+    /// Create the model. `base` is the fixed time of a step and `request` the time of a request
+    /// outside of steps, both in nanoseconds. `single` has the decode prices of a single request by
+    /// context, in fractions of a nanosecond.
     #[must_use]
     pub fn new(base: u64, prefill: Grid, decode: Grid, single: Table, request: Nanos) -> Self {
         Self { base: u128::from(base) << PART_BITS, prefill, decode, single, request }

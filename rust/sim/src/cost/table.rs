@@ -1,16 +1,16 @@
-//! A token takes what a table says of its context: linear between the points.
+//! Token price from a table: piecewise linear in the context.
 //!
-//! Invariant: contexts ascend and prices do not fall, so slopes are not negative. Before the first
-//! point the price is constant; after the last one the slope continues. Cost: O(points) per span.
+//! Invariant: contexts ascend and prices never decrease. Before the first point the price is
+//! constant. After the last point the slope continues. Cost: O(points) per span.
 
 use super::Cost;
 
-/// Pairs of a context and a token's price there, in parts of a nanosecond.
+/// Pairs of a context and the token price there, in fractions of a nanosecond.
 #[derive(Clone, Debug)]
 pub struct Table(pub Vec<(u64, u64)>);
 
 impl Table {
-    /// The price of a token after `context` tokens.
+    /// Price of a token after `context` tokens.
     fn price(&self, context: u64) -> u128 {
         let points = &self.0;
         let behind = points.partition_point(|&(at, _)| at <= context);
@@ -29,7 +29,7 @@ impl Cost for Table {
         let end = context.saturating_add(tokens);
         let (mut at, mut sum) = (context, 0_u128);
         while at < end {
-            // The pieces between two points are linear: count times the mean of their ends.
+            // Each piece is linear: token count times the mean of the two end prices.
             let next = self.0.iter().map(|&(point, _)| point).find(|&point| point > at);
             let stop = next.map_or(end, |point| point.min(end));
             let ends = self.price(at) + self.price(stop - 1);

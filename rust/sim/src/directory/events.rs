@@ -1,8 +1,8 @@
-//! The directory of events: a map from a block's key to the machines that have reported it.
+//! Event-driven directory: a map from block keys to machines.
 //!
-//! Invariant: once it has heard everything, it says what the exact one says. Cost: O(1) per event; a
-//! question hashes the prompt's blocks once, up to the first that no machine in question has, and
-//! answers for all machines.
+//! Invariant: after all events it agrees with the exact directory. Cost: O(1) per event. A query
+//! hashes the prompt once, up to the first block missing on every machine, and answers for all
+//! machines.
 
 use kvtrie_core::{
     BlockEvent, BlockEventKind, BlockKey, Group, Layers, Nanos, Result, Settings, TierId, keys_of,
@@ -15,36 +15,36 @@ use crate::event::MachineId;
 use crate::machine::{Machine, Sources};
 use crate::request::Prompt;
 
-/// The most tiers of a machine.
+/// Maximum number of tiers per machine.
 const TIERS: usize = 4;
 
-/// Residency of a block on one machine.
+/// Residency of a block on a machine.
 #[derive(Clone, Copy, Debug)]
 struct Holder {
     machine: MachineId,
     /// Valid layers of the first group on each tier.
     valid: [Layers; TIERS],
-    /// The groups after the first on each tier, a bit for each.
+    /// Bit set of the groups after the first, by tier.
     others: [u64; TIERS],
 }
 
-/// A map that events keep.
+/// Block map maintained by events.
 #[derive(Debug)]
 pub struct EventMap {
-    /// By key: the machines that have it, by number.
+    /// Machines by block key, ordered by number.
     holders: FxHashMap<BlockKey, Vec<Holder>>,
     scope: BlockKey,
     block_tokens: usize,
     all: Layers,
-    /// The groups after the first, in which a prefix needs a part of its blocks.
+    /// Groups after the first. A prefix needs only part of their blocks.
     others: Vec<Group>,
     machines: usize,
-    /// The tier that machines share.
+    /// Tier shared by the machines.
     shared: Option<TierId>,
 }
 
 impl EventMap {
-    /// An empty map, for machines of these settings, without the tier that they share.
+    /// Create an empty map for machines with these settings, without the shared tier.
     #[must_use]
     pub fn new(settings: &Settings, machines: usize, shared: Option<TierId>) -> Self {
         let groups = settings.groups.as_ref().map_or(&[][..], |kept| &kept.groups);
@@ -61,8 +61,9 @@ impl EventMap {
         }
     }
 
-    /// Walks a prompt after its first `skip` blocks while some machine's row goes on; `visit`
-    /// counts a holder of the block at a place of the row, and says whether its row does.
+    /// Walk a prompt after its first `skip` blocks while any machine's run continues.
+    /// `visit` gets the block position and a holder, and returns whether the holder's run
+    /// continues.
     fn walk(&self, prompt: Prompt<'_>, skip: usize, mut visit: impl FnMut(usize, &Holder) -> bool) {
         let usable = prompt.tokens.len().saturating_sub(prompt.keep);
         let keys = keys_of(self.scope, &prompt.tokens[..usable], self.block_tokens);
@@ -92,7 +93,7 @@ impl Directory for EventMap {
         _: &mut dyn Iterator<Item = &Machine>,
     ) -> Result<Vec<usize>> {
         let mut found = vec![0; self.machines];
-        // By machine: of each block in a row, the groups after the first that any tier has.
+        // By machine: groups after the first present on any tier, for each block of the run.
         let mut parts: Vec<Vec<u64>> = vec![Vec::new(); self.machines];
         self.walk(prompt, 0, |at, holder| {
             let row = &mut found[holder.machine];
@@ -146,8 +147,8 @@ impl Directory for EventMap {
             });
             let holder = &mut holders[at];
             let (valid, others) = (&mut holder.valid[*tier], &mut holder.others[*tier]);
-            // The layers of a copy are one range, before and after; those of a group after the first
-            // come and go together.
+            // The layers of a copy are contiguous before and after each event. Layers of a later
+            // group are stored and removed together.
             match (kind, group.checked_sub(1)) {
                 (BlockEventKind::Stored, None) => {
                     *valid = valid.join(*layers).unwrap_or(Layers::NONE);

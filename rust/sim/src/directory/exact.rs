@@ -1,7 +1,6 @@
-//! The exact directory: it asks every manager, each time.
+//! Exact directory: queries every manager each time.
 //!
-//! Invariant: it keeps nothing, so it is never wrong. Cost: one walk of a trie per machine and
-//! question.
+//! Invariant: stateless, so never stale. Cost: a trie walk per machine and query.
 
 use kvtrie_core::{Nanos, Result};
 
@@ -9,7 +8,7 @@ use super::{Directory, Sendable};
 use crate::machine::{Machine, Sources};
 use crate::request::Prompt;
 
-/// Asks every manager.
+/// Queries every manager.
 #[derive(Debug, Default)]
 pub struct Exact;
 

@@ -1,10 +1,10 @@
-//! The continuous engine: all requests that hold blocks compute together, step by step.
+//! Continuous engine: computes all requests with blocks together, step by step.
 //!
-//! A step has a token of each request that decodes, then chunks of prefills in the order of arrival,
-//! up to the token budget. Without room for a token the latest arrival is suspended. Steps that only
-//! decode are one event, up to where a request ends, a block is full or something comes in. Invariant:
-//! they take as long as one by one. Cost: O(log requests) per request that joins, leaves or fills a
-//! block, and a term of the cost model per step.
+//! A step has a token per decoding request, then prefill chunks in arrival order, up to the token
+//! budget. If there is no room for a token, the latest request is suspended. Consecutive
+//! decode-only steps are one event, up to the next request end, full block or external event.
+//! Invariant: merged steps take exactly as long as separate steps. Cost: O(log requests) per join,
+//! leave or full block, and one cost-model term per step.
 
 mod batch;
 mod decodes;
@@ -32,22 +32,22 @@ pub use relay::{Handoff, Pull};
 use running::Running;
 use step::Step;
 
-/// All requests together.
+/// Engine with continuous batching.
 #[derive(Debug)]
 pub struct Continuous {
     service: Service,
     limits: Limits,
     queue: Queue,
-    /// Requests with a lease, by id, which is the order of arrival.
+    /// Requests with a lease, by id. Ids are in arrival order.
     running: FxHashMap<u64, Running>,
-    /// Those of them that wait for no move: the next to be suspended is the last.
+    /// Running requests without pending moves. The last is suspended first.
     computing: BTreeSet<u64>,
-    /// Those of `computing` whose prefill is not computed.
+    /// Requests of `computing` with unfinished prefills.
     prefills: BTreeSet<u64>,
     decodes: Decodes,
-    /// Requests that wait for a move.
+    /// Requests waiting for a move, by move.
     waiting: FxHashMap<MoveId, Vec<u64>>,
-    /// Requests whose last move has come, until the next step begins.
+    /// Requests with all moves done, until the next step begins.
     ready: Vec<u64>,
     step: Step,
     relay: Relay,
@@ -56,7 +56,7 @@ pub struct Continuous {
 }
 
 impl Continuous {
-    /// An engine without a request.
+    /// Create an idle engine.
     #[must_use]
     pub fn new(service: Service, limits: Limits) -> Self {
         Self {
@@ -76,21 +76,21 @@ impl Continuous {
         }
     }
 
-    /// A request that was just planned takes its place, in the step that begins if it can.
+    /// Add a planned request to the batch, and to the current step if ready.
     fn take_in(&mut self, id: u64, running: Running, now: Nanos) {
         self.running.insert(id, running);
         self.enter_batch(id);
         self.take_chunk(id, now);
     }
 
-    /// A prefill has its chunk of the step that begins.
+    /// Add the next chunk of a prefill to the current step.
     fn take_chunk(&mut self, id: u64, now: Nanos) {
         if let (true, Some(running)) = (self.prefills.contains(&id), self.running.get_mut(&id)) {
             self.step.take(id, running, now);
         }
     }
 
-    /// Suspended requests go on, as long as there is room.
+    /// Resume suspended requests while there is room.
     fn resume(&mut self, machine: &mut Machine, now: Nanos) -> Result<()> {
         while self.open() {
             let Some((id, mut running)) = self.queue.suspended.pop_first() else { break };
@@ -106,21 +106,21 @@ impl Continuous {
         Ok(())
     }
 
-    /// Whether room can come from nowhere: no request holds any, and no move is under way.
+    /// Whether no room can become free: no request holds blocks and no move is pending.
     fn stuck(&self, machine: &mut Machine, now: Nanos) -> Result<bool> {
         machine.take(now)?;
         let held = !self.running.is_empty() || !self.relay.given.is_empty();
         Ok(!held && machine.executor.idle())
     }
 
-    /// Whether the step that begins may take in requests.
+    /// Whether the current step may admit requests.
     fn open(&self) -> bool {
         let held = self.running.len() as u64;
         let full = held >= self.limits.max_running || self.step.budget == 0;
         !(self.step.runs() || self.step.preempted || self.queue.blocked || full)
     }
 
-    /// The steps that only decode end with the one that runs: something has come in.
+    /// End merged decode steps with the running step, because of an external event.
     fn interrupt(&mut self, now: Nanos) {
         if !self.step.runs() {
             self.due.push((Kind::StepBegins, now));
@@ -132,7 +132,8 @@ impl Continuous {
 
 impl Engine for Continuous {
     fn push(&mut self, request: Request, now: Nanos) {
-        // If others are queued or no place is free, it is admitted when one of them makes room.
+        // With queued requests or without a free place, the request is admitted when one of them
+        // makes room.
         let first = self.queue.len() == 0;
         self.queue.fresh.push_back(request);
         if first && (self.running.len() as u64) < self.limits.max_running {
@@ -166,7 +167,7 @@ impl Engine for Continuous {
             self.enter_batch(id);
         }
         for id in self.decodes.finished() {
-            // An earlier one may have suspended it.
+            // An earlier request may have suspended it.
             if self.computing.contains(&id) {
                 self.make_room(id, machine, now)?;
             }
@@ -202,7 +203,7 @@ impl Engine for Continuous {
         if self.step.runs() {
             return;
         }
-        // Suspended requests are tried again with the next step.
+        // Suspended requests retry with the next step.
         let one_by_one = self.limits.token_by_token || self.step.preempted;
         let begun = self.step.begin(&self.decodes, &*self.service.cost, one_by_one, now);
         if let Some((end, stalled)) = begun {
@@ -237,7 +238,8 @@ impl Engine for Continuous {
         for &id in moves {
             self.came(id, now, |prefill| prefill.ended(&[id]));
         }
-        // Moves that end free slots, too; while steps run, only what ends frees enough to matter.
+        // Completed moves also free slots. While steps run, only finished requests free enough of
+        // them to matter.
         let starved = !self.step.runs() && self.queue.len() > 0;
         self.queue.blocked &= !starved;
         if starved || !self.ready.is_empty() {

@@ -1,7 +1,7 @@
-//! One request's prefill: what it found, what it computes and what it waits for.
+//! Prefill of a request: hits, work and pending loads.
 //!
-//! Invariant: hits and computed tokens add up to the prompt. Cost: O(blocks of the prompt) to begin,
-//! O(layers) per move under `Wait::Layer`.
+//! Invariant: hits and computed tokens add up to the prompt. Cost: O(blocks of the prompt) to
+//! start, O(layers) per move under `Wait::Layer`.
 
 use std::ops::Range;
 
@@ -16,25 +16,25 @@ use crate::record::Record;
 use crate::request::Request;
 use crate::transfer::Entered;
 
-/// A prefill that waits or runs.
+/// A waiting or running prefill.
 #[derive(Debug)]
 pub(super) struct Prefill {
     pub(super) lease: LeaseId,
-    /// Tokens of the prompt, as the manager takes them, that need not be computed.
+    /// Matched prompt tokens, in manager tokens.
     pub(super) matched: usize,
     /// Tokens to compute.
     pub(super) work: Work,
     wait: Wait,
     began: Nanos,
-    /// Moves that have not ended or, layer by layer, not entered their lane.
+    /// Unfinished moves. With layerwise waiting, only moves not yet in a lane.
     awaited: FxHashSet<MoveId>,
-    /// By layer: when what is known to come is there.
+    /// Arrival times of the known loads, by layer.
     there: Vec<Nanos>,
 }
 
 impl Prefill {
-    /// Acquires a request's blocks, with room for `reserve` tokens of its answer, and takes over its
-    /// loads; `None` if there is no room.
+    /// Acquire the blocks of a request, with room for `reserve` answer tokens, and take its loads.
+    /// Returns `None` if there is no room.
     pub(super) fn begin(
         request: &Request,
         reserve: usize,
@@ -79,8 +79,8 @@ impl Prefill {
         Ok(Some((Self::of(lease, (request.input, 0), service, machine, now)?, record)))
     }
 
-    /// The prefill of a lease that was just planned, of a prompt of `input` real tokens and of `made`
-    /// tokens of its answer. Takes over its loads.
+    /// Create the prefill of a planned lease, for `input` real prompt tokens and `made` answer
+    /// tokens. Takes its loads.
     pub(super) fn of(
         lease: LeaseId,
         (input, made): (u64, u64),
@@ -111,7 +111,7 @@ impl Prefill {
         Ok(prefill)
     }
 
-    /// Moves have entered their lanes.
+    /// Record the layer times of moves entering their lanes.
     pub(super) fn entered(&mut self, entered: &[Entered]) {
         if self.wait == Wait::All {
             return;
@@ -132,52 +132,52 @@ impl Prefill {
         }
     }
 
-    /// Moves have ended.
+    /// Remove completed moves.
     pub(super) fn ended(&mut self, moves: &[MoveId]) {
         for id in moves {
             self.awaited.remove(id);
         }
     }
 
-    /// Whether nothing keeps a step from beginning.
+    /// Whether the prefill may enter a step.
     pub(super) fn ready(&self) -> bool {
         self.awaited.is_empty()
     }
 
-    /// Moves that it waits for.
+    /// Pending moves.
     pub(super) fn awaited(&self) -> impl Iterator<Item = MoveId> + '_ {
         self.awaited.iter().copied()
     }
 
-    /// Whether it waits for a move.
+    /// Whether a move is pending.
     pub(super) fn awaits(&self, id: MoveId) -> bool {
         self.awaited.contains(&id)
     }
 
-    /// When it began.
+    /// Start time.
     pub(super) fn began(&self) -> Nanos {
         self.began
     }
 
-    /// Waits for one thing more.
+    /// Add a pending move.
     pub(super) fn wait_for(&mut self, id: MoveId) {
         self.awaited.insert(id);
     }
 
-    /// Waits for all that its lease does, to their ends.
+    /// Wait for the ends of all moves of the lease.
     pub(super) fn wait_again(&mut self, machine: &Machine) -> Result<()> {
         self.wait = Wait::All;
         self.awaited.extend(machine.calls.manager().awaits(self.lease)?);
         Ok(())
     }
 
-    /// By layer: when what it loads is there.
+    /// Arrival times of the loads, by layer.
     pub(super) fn there(&self) -> &[Nanos] {
         &self.there
     }
 }
 
-/// When a step ends that begins at `from` and computes for `compute`, each layer once it is there.
+/// End of a step started at `from` with `compute` time, with each layer computed after its arrival.
 pub(super) fn pipelined(from: Nanos, compute: Nanos, there: &[Nanos]) -> Nanos {
     let layers = there.len() as u128;
     let until =
@@ -188,7 +188,7 @@ pub(super) fn pipelined(from: Nanos, compute: Nanos, there: &[Nanos]) -> Nanos {
     from.saturating_add(pipeline_finish(steps))
 }
 
-/// Match of a lease in a prompt of `input` real tokens, in blocks of `block` of them.
+/// Match of a lease in a prompt of `input` real tokens, with `block` real tokens per block.
 struct Found<'a> {
     held: &'a Lease,
     block: u64,
@@ -202,21 +202,20 @@ impl<'a> Found<'a> {
         Ok(Self { held: manager.lease(lease)?, block, input })
     }
 
-    /// Real tokens of some blocks: the prompt may end inside the last one.
+    /// Real tokens of a block range. The prompt may end inside the last block.
     fn tokens(&self, blocks: &Range<u64>) -> u64 {
         let end = |block: u64| (block * self.block).min(self.input);
         end(blocks.end) - end(blocks.start)
     }
 
-    /// Real tokens that the plan covers.
+    /// Real tokens covered by the plan.
     fn covered(&self) -> u64 {
         let blocks = self.held.plan().spans.iter().map(|span| u64::from(span.stop)).max();
         self.tokens(&(0..blocks.unwrap_or(0)))
     }
 
-    /// Tokens found by tier and last on a peer, and how long computing them would have taken. A block
-    /// counts once: on the tier that some of it is loaded from, if there is one; what is computed
-    /// again, even in part, is no hit.
+    /// Hit tokens by tier and last on a peer, with the saved computation time. A block counts once:
+    /// on a tier it is loaded from, if any. Recomputed blocks, even in part, are no hits.
     fn hits(
         &self,
         tiers: usize,

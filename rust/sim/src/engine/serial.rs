@@ -1,7 +1,7 @@
-//! The serial engine: one request after the other, from its first load to its last token.
+//! Serial engine: a single request at a time, from its first load to its last token.
 //!
-//! Invariant: requests begin in the order in which they came. Cost: a few events per request;
-//! decoding is one step, however many tokens it makes.
+//! Invariant: requests start in arrival order. Cost: a few events per request. Decoding is one step
+//! for any number of tokens.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,59 +17,58 @@ use crate::record::Record;
 use crate::request::Request;
 use crate::transfer::Entered;
 
-/// How far a request is.
+/// Progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// It waits for loads, or its end is not known yet.
+    /// Waiting for loads, or for a known end time.
     Loading,
     Prefill,
     Decode,
 }
 
-/// The request that runs.
+/// The running request.
 #[derive(Debug)]
 struct Running {
     request: Request,
     prefill: Prefill,
-    /// How long it computes.
+    /// Computation time of the prefill.
     compute: Nanos,
     record: Record,
     phase: Phase,
-    /// When its step began.
+    /// Start of the current step.
     step: Nanos,
 }
 
 impl Running {
-    /// When its prefill ends if a step begins now; `None` while that cannot be known or begin.
+    /// End of the prefill if its step starts now; `None` while moves are pending.
     fn end(&self, wait: Wait, now: Nanos) -> Option<Nanos> {
         let Self { prefill, compute, .. } = self;
         prefill.ready().then(|| match wait {
             Wait::All => now.saturating_add(*compute),
-            // Computing goes on from when the request began, layer after layer.
+            // Computation continues from the start of the request, layer after layer.
             Wait::Layer | Wait::Step => pipelined(prefill.began(), *compute, prefill.there()),
         })
     }
 }
 
-/// One request after the other.
+/// Engine for a single request at a time.
 #[derive(Debug)]
 pub struct Serial {
     service: Service,
     queue: VecDeque<Request>,
     running: Option<Running>,
-    /// Requests that have ended and hold their blocks, the oldest first.
+    /// Finished requests with blocks kept, oldest first.
     held: VecDeque<(LeaseId, Request)>,
-    /// Moves that end before the first request of the queue tries again; 0 if it does not wait for
-    /// room.
+    /// Number of moves to end before the first queued request retries; 0 if it is not blocked.
     blocked: u64,
-    /// No request begins before.
+    /// Earliest start of the next request.
     free_at: Nanos,
     due: Vec<(Kind, Nanos)>,
     finished: Vec<Record>,
 }
 
 impl Serial {
-    /// An engine without a request.
+    /// Create an idle engine.
     #[must_use]
     pub fn new(service: Service) -> Self {
         let free_at = service.gap;
@@ -78,7 +77,7 @@ impl Serial {
         Self { service, queue, running, held, blocked, free_at, due, finished }
     }
 
-    /// Ends the oldest requests until at most `left` requests hold their blocks.
+    /// End the oldest requests until at most `left` keep their blocks.
     fn release(&mut self, left: usize, machine: &mut Machine, now: Nanos) -> Result<()> {
         while self.held.len() > left
             && let Some((lease, request)) = self.held.pop_front()
@@ -88,9 +87,9 @@ impl Serial {
         machine.take(now)
     }
 
-    /// A request that does not fit waits for the room that requests before it and moves under way
-    /// free: it tries again when as many moves have ended as it lacks slots. Without any it is
-    /// refused. Returns whether it is.
+    /// Block a request without room until earlier requests and pending moves free slots: it retries
+    /// after as many completed moves as it lacks slots. If nothing can free slots, the request is
+    /// refused. Returns whether it was refused.
     fn waits(&mut self, request: Request, machine: &mut Machine, now: Nanos) -> Result<bool> {
         machine.take(now)?;
         if !self.held.is_empty() {
@@ -104,12 +103,12 @@ impl Serial {
             return Ok(true);
         }
         self.queue.push_front(request);
-        // A try costs a walk along the prompt, and a move that ends frees a slot, seldom more.
+        // A retry walks the whole prompt, and a completed move frees a slot, seldom more.
         self.blocked = machine.calls.lacked().min(machine.executor.unfinished()).max(1);
         Ok(false)
     }
 
-    /// The machine is free for the next request.
+    /// Allow the next request to start.
     fn free(&mut self, now: Nanos) {
         self.free_at = now.saturating_add(self.service.gap);
         if !self.queue.is_empty() {
@@ -117,7 +116,7 @@ impl Serial {
         }
     }
 
-    /// Computing begins as soon as it is known when it ends.
+    /// Start computing as soon as the end time is known.
     fn start(&mut self, now: Nanos) {
         let Some(running) = &mut self.running else { return };
         if let (Phase::Loading, Some(end)) = (running.phase, running.end(self.service.wait, now)) {

@@ -1,7 +1,7 @@
-//! Work: the tokens that a prefill computes.
+//! Tokens to compute in a prefill.
 //!
-//! Invariant: holes of the match come first, then the tokens after it; a span is computed in order.
-//! Cost: O(spans).
+//! Invariant: holes of the match come first, then the tokens after the match. Each span is computed
+//! in order. Cost: O(spans).
 
 use std::collections::VecDeque;
 
@@ -9,18 +9,18 @@ use kvtrie_core::Lease;
 
 use crate::cost::{Cost, Span};
 
-/// Spans of a prompt that are still to be computed.
+/// Spans of a prompt still to be computed.
 #[derive(Debug, Default)]
 pub(super) struct Work {
-    /// Holes of all layers, one each, and at last the tokens after the match, perhaps none.
+    /// Holes of all layers, a span each, then the tokens after the match (possibly empty).
     spans: VecDeque<Span>,
-    /// Parts of a nanosecond for holes of some layers, due with the first chunk.
+    /// Price of holes of some layers, in fractions of a nanosecond, due with the first chunk.
     partial: u128,
 }
 
 impl Work {
-    /// Adds a hole below layer `hi` of `layers`: a layer is computed through all below it, so it
-    /// takes their share.
+    /// Add a hole below layer `hi` of `layers`. Recomputing a layer needs all layers below it, so
+    /// the hole costs their share.
     fn add_hole(&mut self, hole: Span, (hi, layers): (u16, u16), cost: &dyn Cost) {
         if hi == layers {
             self.spans.push_back(hole);
@@ -31,8 +31,8 @@ impl Work {
         }
     }
 
-    /// Tokens that a lease lacks of `target` real tokens, of which it knows the first `known`.
-    /// Blocks have `block` of them.
+    /// Missing tokens of a lease in `target` real tokens, with the first `known` matched and
+    /// `block` real tokens per block.
     pub(super) fn of(
         lease: &Lease,
         (known, target): (u64, u64),
@@ -50,24 +50,24 @@ impl Work {
         work
     }
 
-    /// Whether all is computed.
+    /// Whether all tokens are computed.
     pub(super) fn done(&self) -> bool {
         self.spans.is_empty()
     }
 
-    /// The context of the next token after the match; `None` while holes are left or all is done.
+    /// Context of the next token after the match; `None` while holes are left or at the end.
     pub(super) fn behind_holes(&self) -> Option<u64> {
         self.spans.front().filter(|_| self.spans.len() == 1).map(|&(context, _)| context)
     }
 
-    /// Drops all of it: another machine computes it. Returns how many tokens that is.
+    /// Drop all work, because it is computed elsewhere. Returns the number of dropped tokens.
     pub(super) fn drain(&mut self) -> u64 {
         self.partial = 0;
         self.spans.drain(..).map(|(_, tokens)| tokens).sum()
     }
 
-    /// Takes the next `budget` tokens, or what is left. Appends their spans; returns how many and what
-    /// holes of some layers add, in parts of a nanosecond.
+    /// Take up to `budget` tokens and append their spans. Returns the token count and the price of
+    /// partial holes, in fractions of a nanosecond.
     pub(super) fn take(&mut self, budget: u64, spans: &mut Vec<Span>) -> (u64, u128) {
         let mut left = budget;
         while let Some((context, tokens)) = self.spans.front_mut() {

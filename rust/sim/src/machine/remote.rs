@@ -1,11 +1,11 @@
-//! A machine's part of the shared store: what its manager takes it to have.
+//! A machine's view of the shared store: the last tier of its manager.
 //!
-//! The manager's last tier is what it takes the store to have. Before a request the machine asks for
-//! the blocks that no faster tier has, marks those that it finds there, and clears those that have left
-//! the store. A block that cannot be cleared, because requests or other blocks need it, is left out of
-//! the lookup, computed, and cleared before the next request. Writes are a few at a time; the others wait in the manager, where eviction may drop them.
-//! Invariant: the store gets a block when all of its layers are written. Cost: O(blocks of the
-//! prompt) per request.
+//! Before each request the machine looks up the blocks missing on faster tiers. Blocks found in the
+//! store are marked in the manager, and blocks evicted from the store are cleared. A block in use
+//! by requests or child blocks cannot be cleared: it is left out of the lookup, recomputed, and
+//! cleared before the next request. Few writes run at a time. Further writes wait in the manager,
+//! and eviction may drop them. Invariant: a block enters the store once all its layers are written.
+//! Cost: O(blocks of the prompt) per request.
 
 use std::collections::BTreeMap;
 
@@ -20,59 +20,59 @@ use crate::call::Handed;
 use crate::remote::SharedStore;
 use crate::request::Prompt;
 
-/// Writes that a machine has under way: one for each thread of a storage, as `kvtrie.Tier` has them.
+/// Concurrent writes per machine, equal to the storage threads, as in `kvtrie.Tier`.
 const WRITES: usize = 4;
 
-/// The shared store of a machine.
+/// A machine's view of the shared store.
 #[derive(Debug)]
 pub(super) struct Remote {
     tier: TierId,
     scope: BlockKey,
     store: SharedStore,
-    /// Blocks that are being written.
+    /// Blocks being written.
     writes: FxHashMap<MoveId, (Handle, BlockKey)>,
-    /// Blocks that have left the store and could not be cleared, with their prompts up to their ends.
+    /// Evicted blocks still known to the manager, with the prompts ending in them.
     stale: BTreeMap<BlockKey, Vec<Token>>,
 }
 
 impl Remote {
-    /// The store as the last tier of a manager with these settings.
+    /// Create the view for a manager with these settings.
     pub(super) fn new(settings: &Settings, store: SharedStore) -> Self {
         let scope = scope_key(&settings.fingerprint, settings.block_tokens, &[], "");
         let tier = settings.tiers.len() - 1;
         Self { tier, scope, store, writes: FxHashMap::default(), stale: BTreeMap::new() }
     }
 
-    /// Number of stores that may begin.
+    /// Number of further writes allowed.
     pub(super) fn free(&self) -> usize {
         WRITES.saturating_sub(self.writes.len())
     }
 
-    /// Stores among some moves have begun.
+    /// Record the started writes among `handed`.
     pub(super) fn begin(&mut self, handed: &[Handed]) {
         let stores = handed.iter().filter(|order| order.dst == self.tier);
-        // A block that is not committed yet has no name.
+        // Only committed blocks have a key.
         let named = stores.filter_map(|order| Some((order.id, (order.block?, order.key))));
         self.writes.extend(named);
     }
 }
 
-/// A block of a prompt, as a machine has it.
+/// Location of a prompt block on this machine.
 #[derive(Clone, Copy, Debug, Default)]
 struct Here {
-    /// Whether faster tiers than the store have it or expect it.
+    /// Whether faster tiers have or expect the whole block.
     local: bool,
-    /// Whether the manager takes the store to have it.
+    /// Whether the manager's last tier has the block.
     believed: bool,
 }
 
 impl Machine {
-    /// Asks the shared store, if there is one, for the blocks of a prompt, of which `keep` tokens stay
-    /// to be computed, and brings the manager in line with its answer. Returns how many tokens stay to
-    /// be computed now: more, if the manager still believes in a block that has left the store.
+    /// Look up a prompt in the shared store, if any, and update the manager's last tier. `keep`
+    /// tokens stay to be computed. Returns the updated `keep`: larger if the manager still has a
+    /// block evicted from the store.
     ///
     /// # Errors
-    /// Those of the manager.
+    /// Errors of the manager.
     pub fn find(&mut self, tokens: &[Token], keep: usize, now: Nanos) -> Result<usize> {
         let Some(Remote { tier, scope, store, stale, .. }) = &mut self.remote else {
             return Ok(keep);
@@ -111,7 +111,7 @@ impl Machine {
         Ok(if matched > reach { tokens.len() - reach * size } else { keep })
     }
 
-    /// Clears the last block of a path, which has left the store unless it was written again.
+    /// Clear the last block of a path, unless it was written to the store again.
     fn forget(&mut self, key: BlockKey, path: &[Token], now: Nanos) -> Result<()> {
         let Some(Remote { tier, store, .. }) = &self.remote else { return Ok(()) };
         if store.get().finds(&key, self.number, now) {
@@ -125,7 +125,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Blocks of a prompt that the manager knows.
+    /// Locations of the prompt blocks known to the manager.
     fn blocks(&self, tokens: &[Token], remote: TierId, now: Nanos) -> Result<Vec<Here>> {
         let manager = self.calls.manager();
         let known = manager.probe(Query::Tokens(tokens), &Scope::default(), 0)?;
@@ -141,7 +141,7 @@ impl Machine {
         Ok(manager.describe(&known, now).into_iter().map(of).collect())
     }
 
-    /// Number of leading blocks of a prompt that it has with all their layers, on tiers of its own.
+    /// Number of leading prompt blocks with all layers on the machine's local tiers.
     ///
     /// # Errors
     /// As [`kvtrie_core::Manager::resident`].
@@ -163,7 +163,7 @@ impl Machine {
         }
     }
 
-    /// Stores among some moves have ended: the store has the blocks that are whole.
+    /// Add completed writes to the store: blocks with all layers.
     pub(super) fn written(&mut self, moves: &[MoveId], now: Nanos) {
         let Some(remote) = &mut self.remote else { return };
         let ended = moves.iter().filter_map(|id| remote.writes.remove(id));

@@ -1,13 +1,13 @@
-//! A fixed machine for each session.
+//! Hash router: a fixed machine per session.
 //!
-//! Invariant: requests of one session, or without one of one first block, go to one machine. Cost:
-//! O(block).
+//! Invariant: all requests of a session, or with the same first block if they have no session, go
+//! to the same machine. Cost: O(block).
 
 use super::{Candidate, Router};
 use crate::event::MachineId;
 use crate::request::Request;
 
-/// Sends each request by the hash (64-bit FNV-1a) of its session, else of its first block.
+/// Routes by the hash (64-bit FNV-1a) of the session, else of the first block.
 #[derive(Debug)]
 pub struct Hash {
     /// Tokens of a block.

@@ -1,12 +1,12 @@
-//! The machine with the fewest requests.
+//! Least-loaded router.
 //!
-//! Invariant: of equal ones the lowest number. Cost: O(machines).
+//! Invariant: ties go to the lowest machine number. Cost: O(machines).
 
 use super::{Candidate, Router};
 use crate::event::MachineId;
 use crate::request::Request;
 
-/// Sends each request to where the fewest run or wait.
+/// Routes to the machine with the fewest unfinished requests.
 #[derive(Debug, Default)]
 pub struct LeastLoaded;
 

@@ -1,6 +1,6 @@
-//! The machine that has most of the prompt, unless it is much busier than another.
+//! Locality router: the longest prefix hit, within a load limit.
 //!
-//! Invariant: of equal ones the least loaded, then the lowest number. Cost: O(machines).
+//! Invariant: ties go to the least loaded machine, then to the lowest number. Cost: O(machines).
 
 use std::cmp::Reverse;
 
@@ -8,14 +8,14 @@ use super::{Candidate, Router};
 use crate::event::MachineId;
 use crate::request::Request;
 
-/// A ratio of 1.
+/// Ratio of 1.
 pub const RATIO_ONE: u64 = 1 << 32;
 
-/// Sends each request to where most of its tokens are, among the machines whose requests, this one
-/// counted, are at most `ratio` times as many as the fewest.
+/// Routes to the longest prefix hit among machines within the load limit: at most `ratio` times the
+/// requests of the least loaded machine, counting this request.
 #[derive(Debug)]
 pub struct Locality {
-    /// In units of [`RATIO_ONE`].
+    /// Load limit, in units of [`RATIO_ONE`].
     pub ratio: u64,
 }
 
@@ -57,7 +57,7 @@ mod tests {
         assert_eq!(route(3 * RATIO_ONE, &[(2, 48), (0, 16), (0, 0)]), 0);
         assert_eq!(route(double + 1, &[(5, 48), (2, 16)]), 0);
         assert_eq!(route(double, &[(6, 48), (2, 16)]), 1);
-        // Equal hits: the least loaded; equal loads: the lowest number.
+        // Equal hits: the least loaded. Equal loads: the lowest number.
         assert_eq!(route(double, &[(1, 16), (0, 16), (0, 16)]), 1);
         assert_eq!(route(RATIO_ONE, &[(0, 0), (1, 16), (0, 0)]), 0);
         assert_eq!(route(u64::MAX, &[(u64::MAX, 1), (0, 0)]), 1);

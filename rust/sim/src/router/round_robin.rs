@@ -1,4 +1,4 @@
-//! Machines in turn.
+//! Round-robin router.
 //!
 //! Invariant: request `i` goes to machine `i mod machines`. Cost: O(1).
 
@@ -6,7 +6,7 @@ use super::{Candidate, Router};
 use crate::event::MachineId;
 use crate::request::Request;
 
-/// Sends each request to the next machine.
+/// Routes to each machine in turn.
 #[derive(Debug, Default)]
 pub struct RoundRobin {
     next: MachineId,

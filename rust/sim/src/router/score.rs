@@ -1,18 +1,18 @@
-//! The machine with the lowest sum of what it would compute and what waits there.
+//! Score router: minimises the weighted sum of computed and queued tokens.
 //!
-//! Invariant: of equal ones the least loaded, then the lowest number. Cost: O(machines).
+//! Invariant: ties go to the least loaded machine, then to the lowest number. Cost: O(machines).
 
 use super::{Candidate, Router};
 use crate::event::MachineId;
 use crate::request::Request;
 
-/// Sends each request to where `hit_weight` times the tokens to compute and `load_weight` times the
-/// queued ones are least.
+/// Routes to the machine with the lowest score: `hit_weight` times the tokens to compute plus
+/// `load_weight` times the queued tokens.
 #[derive(Debug)]
 pub struct Score {
-    /// Of a token of the prompt that is not found.
+    /// Weight of a missing prompt token.
     pub hit_weight: u64,
-    /// Of a token of a prompt that has not ended.
+    /// Weight of a prompt token of an unfinished request.
     pub load_weight: u64,
 }
 
@@ -52,7 +52,7 @@ mod tests {
         assert_eq!(route((1, 1), &[(1, 48, 47), (0, 0, 0)]), 0);
         assert_eq!(route((2, 1), &[(1, 48, 50), (0, 0, 0)]), 0);
         assert_eq!(route((1, 0), &[(9, 48, 900), (0, 32, 0)]), 0);
-        // Equal scores: the least loaded; equal loads: the lowest number.
+        // Equal scores: the least loaded. Equal loads: the lowest number.
         assert_eq!(route((1, 1), &[(2, 48, 48), (1, 0, 0), (1, 0, 0)]), 1);
         assert_eq!(route((u64::MAX, u64::MAX), &[(1, 0, u64::MAX), (0, 64, 1)]), 1);
     }

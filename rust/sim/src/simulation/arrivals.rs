@@ -1,12 +1,12 @@
-//! Arrivals: which request comes in next, and when.
+//! Arrival order and times of requests.
 //!
-//! A request comes in at its time, or a pause after the last of the requests that it waits for has ended,
-//! whichever is later. Open: a request of the trace waits for those that it names. Closed: a number of clients
-//! have one conversation each at a time; a turn waits for the answer before it and the pause is the time to
-//! think. Then the next conversation of the trace begins.
-//! Invariant: of an open trace the next request is known and no later one; of a closed one the
-//! conversations that are open, and the first turn of one more. Cost: O(log n) per request of n that are
-//! known, and a time for each request that has ended and that others may wait for.
+//! A request arrives at its trace time, or a pause after the end of its last parent request,
+//! whichever is later. Open trace: parents are named in the trace. Closed trace: each of a number
+//! of clients plays a conversation at a time. A turn waits for the previous answer, plus the
+//! think time. At the end of a conversation the client starts the next conversation of the trace.
+//! Invariant: an open trace is read a single request ahead. Of a closed trace, only the active
+//! conversations and the first turn of the next are in memory. Cost: O(log n) per request with n
+//! known requests, plus a stored time per finished request with possible children.
 
 use std::collections::BTreeMap;
 
@@ -16,39 +16,39 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::event::{Event, Events, Kind};
 use crate::request::Request;
 
-/// Requests to come.
+/// Future requests.
 #[derive(Debug)]
 pub(super) struct Arrivals<I> {
     requests: I,
-    /// By place in the trace: those whose time is known.
+    /// Requests with a known arrival time, by trace position.
     coming: BTreeMap<u64, Request>,
-    /// By place: those that wait for others, and for how many.
+    /// Requests waiting for parents, with the number of unfinished parents, by position.
     held: FxHashMap<u64, (Request, usize)>,
-    /// By place of a request: the places of those that wait for it.
+    /// Positions of the waiting children, by parent position.
     waiting: FxHashMap<u64, Vec<u64>>,
-    /// By number: the place of a request that runs, and whether later ones may wait for it.
+    /// Trace position of each running request, and whether it may have children, by id.
     running: FxHashMap<u64, (u64, bool)>,
-    /// By place: when a request has ended that later ones may wait for.
+    /// End times of finished requests with possible children, by position.
     ends: FxHashMap<u64, Nanos>,
-    /// Place of the request that was read last.
+    /// Position of the last read request.
     newest: Option<u64>,
-    /// Number of requests that have arrived.
+    /// Number of arrived requests.
     numbered: u64,
     clients: Option<Clients>,
 }
 
-/// Clients that begin a conversation only after the last answer of another.
+/// Clients of a closed trace.
 #[derive(Debug)]
 struct Clients {
     number: usize,
-    /// The first turn of the next conversation.
+    /// First turn of the next conversation.
     ahead: Option<Request>,
-    /// Places of the last turns of the conversations that are open.
+    /// Positions of the last turns of the active conversations.
     last: FxHashSet<u64>,
 }
 
 impl<I: Iterator<Item = Result<Request>>> Arrivals<I> {
-    /// Requests of a trace, by `clients` clients; 0 for an open trace.
+    /// Create the arrivals of a trace with `clients` clients (0: open trace).
     pub(super) fn new(requests: I, clients: usize) -> Self {
         let clients = (clients > 0).then(|| Clients {
             number: clients,
@@ -68,10 +68,10 @@ impl<I: Iterator<Item = Result<Request>>> Arrivals<I> {
         }
     }
 
-    /// Adds the first events.
+    /// Schedule the first events.
     ///
     /// # Errors
-    /// What the trace fails with.
+    /// Errors of the trace.
     pub(super) fn begin(&mut self, events: &mut Events) -> Result<()> {
         let Some(clients) = &mut self.clients else { return self.announce(0, events) };
         clients.ahead = self.requests.next().transpose()?;
@@ -81,11 +81,11 @@ impl<I: Iterator<Item = Result<Request>>> Arrivals<I> {
         Ok(())
     }
 
-    /// The request of an event, unless it waits for others; adds the event of the next one of an open
-    /// trace.
+    /// Return the request of an arrival event, unless it waits for parents. Schedules the next
+    /// request of an open trace.
     ///
     /// # Errors
-    /// What the trace fails with; [`Error::Config`] for a time before this one.
+    /// Errors of the trace, or [`Error::Config`] if arrival times decrease.
     pub(super) fn take(
         &mut self,
         place: u64,
@@ -113,17 +113,17 @@ impl<I: Iterator<Item = Result<Request>>> Arrivals<I> {
             self.come(place, request, due, events);
             return Ok(None);
         }
-        // Numbers are in the order of time.
+        // Ids are in time order.
         (request.id, request.arrival) = (self.numbered, now);
         self.numbered += 1;
         self.running.insert(request.id, (place, request.named));
         Ok(Some(request))
     }
 
-    /// A request has ended: those that waited for it last come in after their pauses.
+    /// End a request. Children without further parents arrive after their pauses.
     ///
     /// # Errors
-    /// What the trace fails with.
+    /// Errors of the trace.
     pub(super) fn ended(&mut self, id: u64, now: Nanos, events: &mut Events) -> Result<()> {
         let (place, named) = self.running.remove(&id).expect("it came in");
         if named {
@@ -143,10 +143,10 @@ impl<I: Iterator<Item = Result<Request>>> Arrivals<I> {
         if over { self.converse(now, events) } else { Ok(()) }
     }
 
-    /// All requests have come in.
+    /// Check for requests still waiting at the end of the trace.
     ///
     /// # Errors
-    /// [`Error::Config`] for requests that wait for one that no later request may wait for.
+    /// [`Error::Config`] if requests wait for an unnamed parent.
     pub(super) fn finish(&self) -> Result<()> {
         self.held.keys().min().map_or(Ok(()), |place| {
             Err(Error::config(format!(
@@ -156,14 +156,14 @@ impl<I: Iterator<Item = Result<Request>>> Arrivals<I> {
         })
     }
 
-    /// A request will come in; it waits for none any more.
+    /// Schedule a request without unfinished parents.
     fn come(&mut self, place: u64, mut request: Request, at: Nanos, events: &mut Events) {
         request.after.clear();
         self.coming.insert(place, request);
         events.push(Event { at, kind: Kind::Arrival, machine: 0, number: place });
     }
 
-    /// The next request of an open trace will come in.
+    /// Read and schedule the next request of an open trace.
     fn announce(&mut self, now: Nanos, events: &mut Events) -> Result<()> {
         let Some(request) = self.requests.next().transpose()? else {
             self.newest = None;
@@ -172,7 +172,7 @@ impl<I: Iterator<Item = Result<Request>>> Arrivals<I> {
         let (at, place) = (request.arrival, request.id);
         if at < now {
             return Err(Error::config(format!(
-                "request {place} arrives at {at} ns, before the {now} ns of the one above"
+                "request {place} arrives at {at} ns, before the {now} ns of the request above"
             )));
         }
         if let Some(parent) = request.after.iter().find(|&&parent| parent >= place) {
@@ -186,7 +186,7 @@ impl<I: Iterator<Item = Result<Request>>> Arrivals<I> {
         Ok(())
     }
 
-    /// A client begins the next conversation, of which each turn waits for the one before.
+    /// Start the next conversation on a client. Each turn waits for the previous turn.
     fn converse(&mut self, now: Nanos, events: &mut Events) -> Result<()> {
         let Some(clients) = &mut self.clients else { return Ok(()) };
         let Some(first) = clients.ahead.take() else { return Ok(()) };

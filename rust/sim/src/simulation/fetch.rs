@@ -1,7 +1,7 @@
-//! Fetches: what an engine's next requests can have from a peer comes before they begin.
+//! Peer fetches for the next requests of an engine.
 //!
-//! Invariant: a request begins once its fetch has ended or came to nothing. Cost: one question to
-//! the directory per request.
+//! Invariant: a request starts after its fetch has ended or failed. Cost: a directory query per
+//! request.
 
 use std::ops::Range;
 
@@ -13,24 +13,24 @@ use crate::network::Network;
 use crate::peers::{Fetch, Peers, block_bytes};
 use crate::timeline::Track;
 
-/// How far the fetch for an engine's next request is.
+/// State of the fetch for an engine's next request.
 #[derive(Debug, Default)]
 pub(super) enum Fetching {
     #[default]
     None,
-    /// A peer's disk reads.
+    /// Reading from the peer's disk.
     Disk(Fetch),
-    /// The answer is on its way that a peer has nothing of it any more.
+    /// Waiting for the peer's negative answer.
     Refused,
-    /// The fetched blocks.
+    /// Fetched blocks.
     Done(Range<usize>),
 }
 
-/// Numbers of transmissions between machines; those of a machine's own are below.
+/// First number of transmissions between machines. Local transmissions have smaller numbers.
 pub(super) const FIRST_FETCH: u64 = 1 << 63;
 
 impl Simulation {
-    /// Begins a step of an engine. Blocks that a peer has for its next requests are fetched first.
+    /// Begin a step of an engine. Blocks of its next requests are fetched from peers first.
     pub(super) fn step_begins(&mut self, here: MachineId) -> Result<()> {
         let now = self.now;
         let Server { machine, engine, .. } = &mut self.servers[here];
@@ -49,7 +49,7 @@ impl Simulation {
                 }
             };
             if !engine.begin(machine, fetched.clone(), now)? {
-                // It waits for room, and need not fetch again.
+                // The request waits for room and does not fetch again.
                 *fetch = Fetching::Done(fetched);
                 break;
             }
@@ -58,14 +58,14 @@ impl Simulation {
         Ok(())
     }
 
-    /// Asks the directory which machine continues the next request's match.
+    /// Fetch from the machine extending the next request's match farthest.
     pub(super) fn fetch(&mut self, here: MachineId) -> Result<()> {
         let (Some(peers), Server { machine, engine, .. }) = (&self.peers, &mut self.servers[here])
         else {
             return Ok(());
         };
         let Some(request) = engine.head(self.now) else { return Ok(()) };
-        // A peer sends only what the shared store lacks.
+        // Peers send only blocks missing in the shared store.
         let weight = u64::from(machine.calls.settings().token_weight);
         machine.find(&request.tokens, request.keep(self.keep, weight), self.now)?;
         let Server { machine, engine, .. } = &self.servers[here];
@@ -78,12 +78,12 @@ impl Simulation {
             two.expect("a machine is not its own peer");
         let Some(request) = engine.head(now) else { return Ok(()) };
         let begun = peers.begin(&found, request, peer, now)?;
-        // A peer that has nothing of it any more answers so.
+        // A negative answer takes the network latency.
         let latency = self.network.as_ref().map_or(0, Network::latency);
         let refused = now.saturating_add(latency);
         self.follow(found.from())?;
         let Some((fetch, at)) = begun else {
-            // The peer says so, which takes as long as any of its answers.
+            // The peer no longer has the first block.
             let server = &mut self.servers[here];
             if refused == now {
                 server.fetch = Fetching::Done(0..0);
@@ -108,7 +108,7 @@ impl Simulation {
         number
     }
 
-    /// Blocks enter the network, and the request that wants them may begin.
+    /// Transmit the blocks. The waiting request may start.
     pub(super) fn send(&mut self, here: MachineId, fetch: Fetch) -> Result<()> {
         let Server { machine, engine, fetch: state, .. } = &mut self.servers[here];
         let (Some(peers), Some(network), Some(request)) =
@@ -131,7 +131,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Blocks have left a peer's disk, or the network.
+    /// Continue a fetch after its disk read or its transmission.
     pub(super) fn fetch_goes_on(&mut self, here: MachineId, number: u64) -> Result<()> {
         let now = self.now;
         if self.pull_ends(here, number)? {

@@ -1,7 +1,7 @@
-//! Requests on their way from the machine of their prefill to the one that decodes them.
+//! Handoffs of requests from prefill machines to decode machines.
 //!
-//! The machine with the fewest requests decodes; of equal ones the lowest number. The missing part
-//! of the prompt is one transmission, which begins once it has room. Invariant: each request is
+//! The machine with the fewest requests decodes, and ties go to the lowest number. The missing part
+//! of the prompt is a single transmission, starting once there is room. Invariant: each request is
 //! pulled once. Cost: O(machines) per request.
 
 use kvtrie_core::Result;
@@ -15,11 +15,11 @@ use crate::timeline::Track;
 /// Requests between two machines.
 #[derive(Debug)]
 pub(super) struct Handoffs {
-    /// Number of machines that compute prompts: the first ones.
+    /// Number of prefill machines, with the lowest numbers.
     pub(super) prefill: usize,
-    /// Machines that computed the prompts of requests.
+    /// Prefill machine of each request.
     from: FxHashMap<u64, MachineId>,
-    /// Requests that are pulled, by the number of the transmission.
+    /// Pulled requests by transmission number.
     pulls: FxHashMap<u64, u64>,
 }
 
@@ -30,12 +30,12 @@ impl Handoffs {
 }
 
 impl Simulation {
-    /// Number of machines that requests are sent to.
+    /// Number of machines the router may choose.
     pub(super) fn fronts(&self) -> usize {
         self.handoffs.as_ref().map_or(self.servers.len(), |handoffs| handoffs.prefill)
     }
 
-    /// Sends on the requests that a machine gives away; its pulls enter the network.
+    /// Hand over the prefilled requests of a machine, and start its pulls.
     pub(super) fn hand_over(&mut self, here: MachineId) -> Result<()> {
         let now = self.now;
         let (given, pulls) = match (&self.handoffs, self.servers[here].engine.relay()) {
@@ -70,7 +70,7 @@ impl Simulation {
             return;
         };
         let way = (handoffs.from[&request], here);
-        // Without anything to carry nothing is asked for.
+        // An empty pull has no transmission.
         let end = if bytes == 0 {
             self.now
         } else {
@@ -82,7 +82,7 @@ impl Simulation {
         self.announce_fetch(here, end);
     }
 
-    /// A pull has ended, if that transmission was one.
+    /// End a pull. Returns false if the transmission is not a pull.
     pub(super) fn pull_ends(&mut self, here: MachineId, number: u64) -> Result<bool> {
         let Some(handoffs) = &mut self.handoffs else { return Ok(false) };
         let Some(request) = handoffs.pulls.remove(&number) else { return Ok(false) };

@@ -1,6 +1,6 @@
-//! Machines of a run: what they must have alike, and the queues of lanes that they share.
+//! Checks of the machines of a run, and their shared lane queues.
 //!
-//! Invariant: all is checked before the run. Cost: O(machines).
+//! Invariant: all checks run before the simulation. Cost: O(machines).
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use crate::network::{PeerSpec, SharedQueue};
 use crate::remote::Lookup;
 use crate::transfer::Mode;
 
-/// The most blocks of a tier.
+/// Maximum number of blocks of a tier.
 const MOST_BLOCKS: u32 = u32::MAX - 1;
 
-/// Queues of all machines, by name: that of the network and those of the shared store.
+/// Shared queues by name: of the network and of the shared store.
 pub(super) struct Queues(BTreeMap<String, SharedQueue>);
 
 impl Queues {
@@ -26,18 +26,18 @@ impl Queues {
         Self(names.map(|name| (name.clone(), SharedQueue::default())).collect())
     }
 
-    /// The queue of a name; another one if it has none.
+    /// Queue with a name, or a new queue.
     pub(super) fn of(&self, name: Option<&String>) -> SharedQueue {
         name.and_then(|name| self.0.get(name)).cloned().unwrap_or_default()
     }
 
-    /// Lanes of a machine enter the queues that have their name.
+    /// Attach the lanes of a machine to the queues with their names.
     pub(super) fn enter(&self, machine: &mut Machine, mode: Mode) -> Result<()> {
         for (name, queue) in &self.0 {
             if machine.executor.share(name, queue) && mode == Mode::Predicted {
                 return Err(Error::config(format!(
                     "lanes of a tier share {name} with the network or other machines, and predicted \
-                     moves do not wait for those: transfer 'executor' wanted"
+                     moves do not wait for them: transfer 'executor' wanted"
                 )));
             }
         }
@@ -45,8 +45,8 @@ impl Queues {
     }
 }
 
-/// The last tier of a machine is what it takes the shared store to have: as much as the store and its
-/// own tiers hold, and as much again of blocks that left the store without its knowledge.
+/// Size the last tier as a machine's view of the shared store: the blocks of the store and of the
+/// local tiers, and the same number of blocks evicted from the store without its knowledge.
 pub(super) fn track_store(tiers: &mut [TierSpec]) {
     let own = tiers.iter().fold(0_u32, |sum, tier| sum.saturating_add(tier.blocks));
     if let Some(store) = tiers.last_mut() {
@@ -54,7 +54,7 @@ pub(super) fn track_store(tiers: &mut [TierSpec]) {
     }
 }
 
-/// Refuses groups of layers of machines that exchange blocks.
+/// Check for a single layer group, required for exchanging blocks.
 pub(super) fn check_groups(settings: &Settings) -> Result<()> {
     let Some(groups) = &settings.groups else { return Ok(()) };
     Err(Error::config(format!(
@@ -64,7 +64,7 @@ pub(super) fn check_groups(settings: &Settings) -> Result<()> {
     )))
 }
 
-/// Refuses tiers that several machines cannot have.
+/// Check the tiers for several machines.
 pub(super) fn check_machines(
     settings: &Settings,
     machines: usize,
@@ -104,7 +104,7 @@ pub(super) fn check_machines(
     let other = hardware.iter().position(other);
     if let (Some(at), true) = (other, remote.is_some()) {
         return Err(Error::config(format!(
-            "machine {at} has another tier 'remote' than the {} blocks that all machines share",
+            "machine {at} has a different tier 'remote': the {} blocks of the shared store wanted",
             last.map_or(0, |tier| tier.blocks)
         )));
     }

@@ -1,6 +1,6 @@
-//! Results of a run: spans, samples, and what lanes have carried.
+//! Results of a run: spans, samples and lane traffic.
 //!
-//! Cost: O(what was kept).
+//! Cost: O(recorded data).
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::timeline::{Sample, Span};
 use crate::transfer::Mode;
 
 impl Simulation {
-    /// The spans that were kept, by machine, then track, then begin.
+    /// Recorded spans, ordered by machine, track and start.
     #[must_use]
     pub fn spans(&self) -> Vec<Span> {
         let mut spans = self.timeline.spans.clone().unwrap_or_default();
@@ -27,43 +27,43 @@ impl Simulation {
         spans
     }
 
-    /// The samples that were taken, in order.
+    /// Recorded samples, in time order.
     #[must_use]
     pub fn samples(&self) -> &[Sample] {
         &self.timeline.samples
     }
 
-    /// The time of the last event.
+    /// Time of the last event.
     #[must_use]
     pub fn now(&self) -> Nanos {
         self.now
     }
 
-    /// Number of blocks that have left the store that machines share; `None` without such a store.
+    /// Number of blocks evicted from the shared store, or `None` without a shared store.
     #[must_use]
     pub fn remote_evicted(&self) -> Option<u64> {
         self.remote.as_ref().map(|store| store.get().evicted())
     }
 
-    /// Byte-seconds that prefetched blocks have waited on a tier for their first use, from their
-    /// arrival on, over all machines.
+    /// Byte-seconds of prefetched blocks between arrival and first use on a tier, over all
+    /// machines.
     #[must_use]
     pub fn prefetched(&self, tier: TierId) -> u64 {
         self.machines().map(|machine| machine.executor.prefetched(tier, self.now)).sum()
     }
 
-    /// The machines, to look at.
+    /// The machines, for reading.
     pub fn machines(&self) -> impl Iterator<Item = &Machine> {
         self.servers.iter().map(|server| &server.machine)
     }
 
-    /// The log of calls to a machine's manager, if it was kept.
+    /// Logged calls to a machine's manager. Empty without a log.
     #[must_use]
     pub fn log(&self, machine: MachineId) -> &[Call] {
         self.servers[machine].machine.calls.log()
     }
 
-    /// Traffic of each lane, by its name, over all machines.
+    /// Traffic of all machines by lane name.
     #[must_use]
     pub fn lanes(&self) -> BTreeMap<String, LaneUse> {
         let mut all: BTreeMap<String, LaneUse> = BTreeMap::new();

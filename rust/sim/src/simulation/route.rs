@@ -1,7 +1,7 @@
-//! Routing: asks the router for a machine, and reports how good its choice was.
+//! Routing of a request, and the report of the decision.
 //!
-//! Invariant: a router that does not look at hits causes no lookup, unless its decisions are reported.
-//! Cost: that of the directory's answer.
+//! Invariant: a router not using hits causes no lookup, except for reported decisions. Cost: the
+//! directory's query.
 
 use kvtrie_core::{Error, Result, Scope};
 
@@ -13,9 +13,9 @@ use crate::request::Request;
 use crate::router::Candidate;
 
 impl Simulation {
-    /// A request is sent to a machine. Returns the decision, if decisions are reported.
+    /// Route a request and start it. Returns the decision, if reported.
     pub(super) fn arrive(&mut self, request: Request) -> Result<Option<Decision>> {
-        // Routers, peers and stores look prompts up without a scope.
+        // Routers, peers and shared stores look up prompts without a scope.
         let several = self.servers.len() > 1 || self.remote.is_some() || self.prefetches;
         if several && request.scope != Scope::default() {
             return Err(Error::config(format!(
@@ -50,7 +50,7 @@ impl Simulation {
         Ok(decision)
     }
 
-    /// The machines' states that the router may use.
+    /// Machine states for the router.
     pub(super) fn candidates(&self, request: &Request) -> Result<Vec<Candidate>> {
         let fronts = self.servers.iter().take(self.fronts());
         let loads = fronts.map(|server| server.engine.load());
@@ -66,7 +66,7 @@ impl Simulation {
         Ok(all)
     }
 
-    /// The cost of sending a request to each machine, by exact knowledge.
+    /// Cost of each machine for a request, from exact lookups.
     pub(super) fn choices(&self, request: &Request, backlog: &Backlog) -> Result<Vec<Choice>> {
         let hits = self.hits(request, &Exact)?.into_iter().take(self.fronts()).enumerate();
         let choice = |(machine, hit): (MachineId, u64)| {
@@ -77,7 +77,7 @@ impl Simulation {
         Ok(hits.map(choice).collect())
     }
 
-    /// Tokens of a prompt that each machine has, as a directory knows it.
+    /// Prompt tokens cached on each machine, according to a directory.
     pub(super) fn hits(&self, request: &Request, directory: &dyn Directory) -> Result<Vec<u64>> {
         let settings = self.servers[0].machine.calls.settings();
         let weight = u64::from(settings.token_weight);

@@ -1,23 +1,23 @@
-//! Moves that are one transmission.
+//! Moves sharing a transmission.
 //!
-//! Invariant: they go one way, and wait for one move or none. Cost: plain values.
+//! Invariant: same way for all moves, and a single move to wait for, or none. Cost: plain values.
 
 use kvtrie_core::{Layers, MoveId, MoveKind};
 
 use crate::call::Handed;
 
-/// Which job enters first, ascending.
+/// Urgency of a job, ascending: the first enters first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Urgency {
-    /// A lease waits for it, or something that a lease waits for does.
+    /// A lease waits for the job, directly or through waiting jobs.
     Demand,
-    /// A load that no lease asked for.
+    /// A load without a lease.
     Prefetch,
-    /// A store that nothing waits for.
+    /// A store without waiting jobs.
     Background,
 }
 
-/// Moves of one way.
+/// Moves sharing a transmission.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) moves: Vec<Handed>,
@@ -26,7 +26,7 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// A job of one move.
+    /// Create a job with a single move.
     pub(super) fn of(order: Handed) -> Self {
         let urgency = match (order.lease, order.kind) {
             (0, MoveKind::Store) => Urgency::Background,
@@ -36,7 +36,7 @@ impl Job {
         Self { after: order.after, urgency, moves: vec![order] }
     }
 
-    /// Whether that is a single layer next to the single layers of this job.
+    /// Whether `layers` is a single layer next to the single layers of this job.
     pub(super) fn adjoins(&self, layers: Layers) -> bool {
         let single = |layers: Layers| layers.len() == 1;
         let all = || self.moves.iter().map(|order| order.layers);

@@ -1,7 +1,7 @@
-//! Prefetched blocks that wait in memory for their first use.
+//! Residency of prefetched blocks before their first use.
 //!
-//! A copy that no lease asked for waits from its arrival on a tier below the first until a load reads
-//! its slot, or another block takes the slot. Invariant: a slot holds at most one such copy. Cost:
+//! A prefetched copy below the first tier is counted from its arrival until a load reads its slot
+//! or a different block takes the slot. Invariant: a slot holds at most one counted copy. Cost:
 //! O(1) per move.
 
 use kvtrie_core::{MoveId, MoveKind, NO_MOVE, Nanos, Slot, TierId};
@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 
 use crate::call::Handed;
 
-/// A tier, a group of layers and a slot.
+/// Tier, layer group and slot.
 type Place = (TierId, u8, Slot);
 
 /// Byte-nanoseconds of prefetched copies, by tier.
@@ -17,20 +17,20 @@ type Place = (TierId, u8, Slot);
 pub(super) struct Prefetched {
     /// Copies in flight, with their bytes.
     coming: FxHashMap<MoveId, (Place, u64)>,
-    /// Bytes in each place, and since when.
+    /// Bytes and arrival time by place.
     held: FxHashMap<Place, (u64, Nanos)>,
-    /// Copies that have been used or have left.
+    /// Byte-nanoseconds of copies used or replaced.
     ended: FxHashMap<TierId, u128>,
 }
 
 impl Prefetched {
-    /// A move of `bytes` bytes is handed out.
+    /// Record an issued move of `bytes` bytes.
     pub(super) fn handed(&mut self, order: &Handed, bytes: u64, now: Nanos) {
         let source = (order.src, order.group, order.src_slot);
         let place = (order.dst, order.group, order.dst_slot);
         if order.kind == MoveKind::Load {
             self.leave(source, now);
-            // A load that waits for an arrival at its source uses that copy at once.
+            // A load waiting for an arrival at its source uses the copy at once.
             if order.after != NO_MOVE {
                 self.coming.remove(&order.after);
             }
@@ -41,7 +41,7 @@ impl Prefetched {
         }
     }
 
-    /// A move has ended.
+    /// Start counting a copy at the end of its move.
     pub(super) fn arrived(&mut self, id: MoveId, now: Nanos) {
         if let Some((place, bytes)) = self.coming.remove(&id) {
             self.leave(place, now);

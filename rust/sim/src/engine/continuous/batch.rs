@@ -1,7 +1,7 @@
-//! The batch: which requests compute, which wait for moves, and how they leave.
+//! Batch membership: computing requests, waiting requests, and their exit.
 //!
-//! Invariant: a request with a lease is in `computing` or in `waiting` or `ready`, never in two of them.
-//! Cost: O(log requests) each, plus the manager's calls.
+//! Invariant: a request with a lease is in exactly one of `computing`, `waiting` and `ready`. Cost:
+//! O(log requests) each, plus the manager's calls.
 
 use kvtrie_core::{MoveId, Nanos, Result};
 
@@ -13,7 +13,7 @@ use crate::record::Record;
 use crate::request::Request;
 
 impl Continuous {
-    /// A request takes its place, or waits for its moves.
+    /// Add a request to the batch, or to `waiting` if it has pending moves.
     pub(super) fn enter_batch(&mut self, id: u64) {
         let Some(running) = self.running.get_mut(&id) else { return };
         if !running.prefill.ready() {
@@ -31,7 +31,7 @@ impl Continuous {
         }
     }
 
-    /// A request gives up its place.
+    /// Remove a request from the batch.
     pub(super) fn leave_batch(&mut self, id: u64) {
         self.computing.remove(&id);
         if let (false, Some(running)) = (self.prefills.remove(&id), self.running.get_mut(&id)) {
@@ -41,7 +41,8 @@ impl Continuous {
         }
     }
 
-    /// Makes room for what is due. Without any the latest arrivals are suspended, perhaps it itself.
+    /// Make room for a due request. Without room, suspend the latest requests, possibly including
+    /// this request.
     pub(super) fn make_room(&mut self, id: u64, machine: &mut Machine, now: Nanos) -> Result<()> {
         self.leave_batch(id);
         loop {
@@ -63,7 +64,7 @@ impl Continuous {
         }
     }
 
-    /// Requests wait for one move less, or know when its layers come.
+    /// Update the requests waiting for a move, after its end or its layer times are known.
     pub(super) fn came(&mut self, id: MoveId, now: Nanos, tell: impl Fn(&mut Prefill)) {
         let mut rest = Vec::new();
         for request in self.waiting.remove(&id).unwrap_or_default() {
@@ -82,7 +83,7 @@ impl Continuous {
             self.waiting.insert(id, rest);
         }
     }
-    /// A request is over, at a time or refused.
+    /// End a request. `end` is `None` for a refused request.
     pub(super) fn finish(
         &mut self,
         mut running: Running,
@@ -107,14 +108,14 @@ impl Continuous {
         self.finished.push(Record { id, machine, arrival, ..Record::default() });
     }
 
-    /// A request's chunk is computed.
+    /// Commit the computed chunk of a request.
     pub(super) fn chunk_ends(&mut self, id: u64, machine: &mut Machine, now: Nanos) -> Result<()> {
         let Some(running) = self.running.get_mut(&id) else { return Ok(()) };
         running.chunk_ends(machine, now)?;
         if !running.prefill.work.done() {
             return Ok(());
         }
-        // The prefill of one that was suspended makes a later token than the first.
+        // After a suspension, a prefill produces a later token than the first.
         running.record.first_token.get_or_insert(now);
         running.made += 1;
         running.joined = self.decodes.count();
@@ -129,7 +130,7 @@ impl Continuous {
         Ok(())
     }
 
-    /// A request has its last token.
+    /// End a request after its last token.
     pub(super) fn ends(&mut self, id: u64, machine: &mut Machine, now: Nanos) -> Result<()> {
         self.computing.remove(&id);
         match self.running.remove(&id) {

@@ -1,6 +1,7 @@
-//! Requests without a lease that computes: new ones and suspended ones.
+//! Queued requests: new, suspended and handed over.
 //!
-//! Invariant: suspended ones came earlier and go first. Cost: O(log suspended) per request.
+//! Invariant: suspended requests arrived earlier and resume first. Cost: O(log suspended) per
+//! request.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -8,20 +9,20 @@ use super::relay::Handoff;
 use super::running::Running;
 use crate::request::Request;
 
-/// Requests that wait to be taken in.
+/// Requests waiting for admission.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     pub(super) fresh: VecDeque<Request>,
-    /// By id.
+    /// Suspended requests by id.
     pub(super) suspended: BTreeMap<u64, Running>,
-    /// Those whose prompt another machine has computed.
+    /// Requests prefilled on a different machine.
     pub(super) handed: VecDeque<Handoff>,
-    /// The first one found no room, and none was given back since.
+    /// The first request found no room, and none was freed since.
     pub(super) blocked: bool,
 }
 
 impl Queue {
-    /// How many wait.
+    /// Number of queued requests.
     pub(super) fn len(&self) -> u64 {
         (self.fresh.len() + self.handed.len() + self.suspended.len()) as u64
     }

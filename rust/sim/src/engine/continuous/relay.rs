@@ -1,8 +1,8 @@
-//! Disaggregated serving: one machine computes a prompt, another one makes the answer.
+//! Disaggregated serving: prefill and decode on different machines.
 //!
-//! The machine that decodes acquires room first and pulls what it lacks; the machine of the prefill
-//! keeps its blocks until then. Invariant: a request is handed over once, and its blocks are let go
-//! once it was pulled. Cost: O(1) per request, plus the managers' calls.
+//! The decode machine acquires room first, then pulls the missing blocks. The prefill machine keeps
+//! its blocks until the pull ends. Invariant: a request is handed over once, and its blocks are
+//! released after the pull. Cost: O(1) per request, plus the managers' calls.
 
 use kvtrie_core::{MoveId, Nanos, Result};
 use rustc_hash::FxHashMap;
@@ -13,58 +13,58 @@ use crate::machine::Machine;
 use crate::record::Record;
 use crate::request::Request;
 
-/// Number that an engine awaits for a pull, combined with the request's id. It is above all move
+/// Marks a pull in the set of awaited moves, combined with the request id. Larger than all move
 /// ids.
 const PULL: MoveId = 1 << 63;
 
-/// A request whose first token is there.
+/// A request with its first token, to be decoded elsewhere.
 #[derive(Debug)]
 pub struct Handoff {
     /// The request.
     pub request: Request,
-    /// Its record so far.
+    /// Its record up to the first token.
     pub record: Record,
 }
 
-/// Tokens that a request lacks on the machine that decodes it.
+/// Missing tokens of a request on its decode machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Pull {
-    /// Of which request.
+    /// Request id.
     pub request: u64,
-    /// Real tokens.
+    /// Real tokens to transmit.
     pub tokens: u64,
 }
 
 /// Requests between two machines.
 #[derive(Debug, Default)]
 pub(super) struct Relay {
-    /// Whether another machine decodes.
+    /// Whether other machines decode the requests of this engine.
     pub(super) gives: bool,
-    /// Requests whose blocks another machine has not pulled yet.
+    /// Prefilled requests with blocks still to be pulled.
     pub(super) given: FxHashMap<u64, Running>,
     handoffs: Vec<Handoff>,
     pulls: Vec<Pull>,
 }
 
 impl Continuous {
-    /// Another machine decodes what is computed here.
+    /// Hand over requests after their prefill.
     #[must_use]
     pub fn giving(mut self) -> Self {
         self.relay.gives = true;
         self
     }
 
-    /// Requests to be decoded elsewhere; each is returned once.
+    /// Take the requests to decode elsewhere.
     pub fn take_handoffs(&mut self) -> Vec<Handoff> {
         std::mem::take(&mut self.relay.handoffs)
     }
 
-    /// Pulls that begin; each is returned once.
+    /// Take the pulls to start.
     pub fn take_pulls(&mut self) -> Vec<Pull> {
         std::mem::take(&mut self.relay.pulls)
     }
 
-    /// A request whose first token is there leaves its place; its blocks stay.
+    /// Hand over a request after its first token. Its blocks stay.
     pub(super) fn give(&mut self, id: u64) {
         self.computing.remove(&id);
         if let Some(running) = self.running.remove(&id) {
@@ -74,7 +74,7 @@ impl Continuous {
         }
     }
 
-    /// A request was pulled: its blocks may leave.
+    /// Release the blocks of a pulled request.
     ///
     /// # Errors
     /// As [`kvtrie_core::Manager::release`].
@@ -90,13 +90,13 @@ impl Continuous {
         Ok(())
     }
 
-    /// A request comes from the machine of its prefill.
+    /// Enqueue a request from its prefill machine.
     pub fn take_over(&mut self, handoff: Handoff, now: Nanos) {
         self.queue.handed.push_back(handoff);
         self.interrupt(now);
     }
 
-    /// Requests of other machines are taken in, as long as there is room.
+    /// Admit handed-over requests while there is room.
     pub(super) fn pull(&mut self, machine: &mut Machine, now: Nanos) -> Result<()> {
         while self.open() && self.queue.suspended.is_empty() {
             let Some(Handoff { request, record }) = self.queue.handed.pop_front() else { break };
@@ -119,7 +119,7 @@ impl Continuous {
         Ok(())
     }
 
-    /// Ends the pull of a request.
+    /// End the pull of a request.
     pub fn pulled(&mut self, id: u64, now: Nanos) {
         self.came(PULL | id, now, |prefill| prefill.ended(&[PULL | id]));
         if !self.ready.is_empty() {

@@ -1,7 +1,7 @@
-//! A request that holds blocks: how far its prompt and its answer are.
+//! A request with a lease: progress of its prompt and answer.
 //!
-//! Invariant: `units` tokens, as the manager takes them, are committed, and there are slots for `room`
-//! real ones. Cost: that of the manager's calls.
+//! Invariant: `units` manager tokens are committed, and there are slots for `room` real tokens.
+//! Cost: the manager's calls.
 
 use std::ops::Range;
 
@@ -19,20 +19,20 @@ pub(super) struct Running {
     pub(super) request: Request,
     pub(super) record: Record,
     pub(super) prefill: Prefill,
-    /// Tokens of the answer that were made before it joined those that decode.
+    /// Answer tokens produced before it joined the decoding requests.
     pub(super) made: u64,
-    /// Steps that had decoded then.
+    /// Step count at the join.
     pub(super) joined: u64,
-    /// At how many such steps it has ended, or must have more room.
+    /// Step count at its end or at its next full block.
     pub(super) due: u64,
-    /// Whether it waits for what another machine has computed.
+    /// Whether it waits for a pull from its prefill machine.
     pulls: bool,
     units: usize,
     room: u64,
 }
 
 impl Running {
-    /// Acquires a request's blocks; gives it back if there is no room.
+    /// Acquire the blocks of a request. Returns the request if there is no room.
     pub(super) fn begin(
         request: Request,
         service: &Service,
@@ -47,7 +47,7 @@ impl Running {
         Ok(Ok(Self { request, record, prefill, made, joined, due, pulls, units, room }))
     }
 
-    /// Whether a request with its answer can fit into a machine without another.
+    /// Whether a request with its answer fits into an empty machine.
     pub(super) fn fits(request: &Request, machine: &Machine) -> bool {
         let manager = machine.calls.manager();
         let weight = u64::from(manager.settings().token_weight);
@@ -56,7 +56,7 @@ impl Running {
         (tokens as u64).div_ceil(u64::from(manager.settings().block_tokens)) <= room
     }
 
-    /// Real tokens whose KV is written when it decodes next.
+    /// Real tokens with written KV at its next decode step.
     pub(super) fn context(&self, count: u64) -> u64 {
         self.request.input + self.made + (count - self.joined) - 1
     }
@@ -66,7 +66,7 @@ impl Running {
         self.made + (count - self.joined) >= self.request.output
     }
 
-    /// It decodes from a count of steps on. Returns its context; `due` is known from then on.
+    /// Join the decoding requests at a step count, and set `due`. Returns the context.
     pub(super) fn join(&mut self, count: u64) -> u64 {
         self.joined = count;
         let context = self.context(count);
@@ -75,7 +75,7 @@ impl Running {
         context
     }
 
-    /// It does not decode any more. Returns its context.
+    /// Leave the decoding requests. Returns the context.
     pub(super) fn part(&mut self, count: u64) -> u64 {
         let context = self.context(count);
         self.made += count - self.joined;
@@ -83,14 +83,13 @@ impl Running {
         context
     }
 
-    /// It was computed elsewhere up to its first token, and what it lacks here comes from there.
-    /// Returns how many tokens.
+    /// Take the record of the prefill machine. Returns the number of missing tokens to pull.
     pub(super) fn pull(&mut self, record: Record) -> u64 {
         (self.record, self.made, self.pulls) = (record, 1, true);
         self.prefill.work.drain()
     }
 
-    /// Ends its wait: pulled blocks are cached.
+    /// End the wait, and commit the pulled blocks.
     pub(super) fn arrived(&mut self, machine: &mut Machine, now: Nanos) -> Result<()> {
         if std::mem::take(&mut self.pulls) {
             self.chunk_ends(machine, now)?;
@@ -98,7 +97,8 @@ impl Running {
         Ok(())
     }
 
-    /// Makes room for the next token, or for all that must be computed. Whether there is any.
+    /// Reserve slots for the next token, or for all tokens to recompute. Returns whether there is
+    /// room.
     pub(super) fn reserve(&mut self, machine: &mut Machine, now: Nanos) -> Result<bool> {
         let weight = u64::from(machine.calls.settings().token_weight);
         let needed = self.request.input + self.made;
@@ -111,13 +111,13 @@ impl Running {
         Ok(true)
     }
 
-    /// A chunk of its prefill is computed: what is complete of its prompt is cached.
+    /// Commit the complete part of the prompt after a prefill chunk.
     pub(super) fn chunk_ends(&mut self, machine: &mut Machine, now: Nanos) -> Result<()> {
         let weight = u64::from(machine.calls.settings().token_weight);
         let (tokens, work) = (&self.request.tokens, &self.prefill.work);
         let end = match work.behind_holes() {
             _ if work.done() => tokens.len(),
-            // A hash that is cut is not there yet; the answer follows the prompt.
+            // A partly computed hash is not committed. The answer follows the prompt.
             Some(context) if context < self.request.input => {
                 usize::try_from(context / weight).unwrap_or(usize::MAX).min(tokens.len())
             }
@@ -131,7 +131,7 @@ impl Running {
         Ok(())
     }
 
-    /// Plans again after a preemption; returns whether there is room.
+    /// Plan again after a preemption. Returns whether there is room.
     pub(super) fn resume(
         &mut self,
         service: &Service,
@@ -154,7 +154,7 @@ impl Running {
     }
 }
 
-/// Real tokens of the blocks of some tokens.
+/// Real tokens in the blocks of `tokens` manager tokens.
 fn whole_blocks(machine: &Machine, tokens: usize) -> u64 {
     let settings = machine.calls.settings();
     let block = u64::from(settings.block_tokens);

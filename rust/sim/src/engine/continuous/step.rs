@@ -1,7 +1,7 @@
-//! A step: what is computed together, and when it ends.
+//! A step of the continuous engine: its work and its end.
 //!
-//! Invariant: no more tokens than the budget. Cost: O(chunks), and a term of the cost model per step
-//! that only decodes.
+//! Invariant: at most `budget` tokens. Cost: O(chunks), plus one cost-model term per decode-only
+//! step.
 
 use kvtrie_core::Nanos;
 
@@ -10,33 +10,33 @@ use super::decodes::Decodes;
 use super::running::Running;
 use crate::cost::{Cost, Span, nanos};
 
-/// The step that is put together or runs.
+/// A step in preparation or running.
 #[derive(Debug, Default)]
 pub(super) struct Step {
-    /// Tokens that still have a place.
+    /// Remaining token budget.
     pub(super) budget: u64,
-    /// Whether it has suspended a request: it takes none in.
+    /// Whether it has suspended a request and therefore admits none.
     pub(super) preempted: bool,
-    /// Requests with a chunk, and the chunks.
+    /// Requests with a chunk in the step.
     pub(super) chunks: Vec<u64>,
     spans: Vec<Span>,
     partial: u128,
-    /// By layer: when the chunks' loads are there; empty if they are.
+    /// Arrival times of the chunks' loads by layer. Empty after the last arrival.
     there: Vec<Nanos>,
     begin: Nanos,
-    /// When it ends, if it runs.
+    /// End time of a running step.
     end: Option<Nanos>,
-    /// Number of steps that it joins.
+    /// Number of merged steps.
     steps: u64,
 }
 
 impl Step {
-    /// Whether it runs.
+    /// Whether the step is running.
     pub(super) fn runs(&self) -> bool {
         self.end.is_some()
     }
 
-    /// A new one is put together.
+    /// Reset to an empty step with a token budget.
     pub(super) fn clear(&mut self, budget: u64) {
         (self.budget, self.preempted, self.partial) = (budget, false, 0);
         self.chunks.clear();
@@ -44,7 +44,7 @@ impl Step {
         self.there.clear();
     }
 
-    /// Takes in a chunk of a prefill, if there is a place for a token.
+    /// Add a chunk of a prefill, if any budget is left.
     pub(super) fn take(&mut self, id: u64, running: &mut Running, now: Nanos) {
         if self.budget == 0 {
             return;
@@ -62,8 +62,8 @@ impl Step {
         }
     }
 
-    /// Begins; without chunks it is as many steps as pass until a request that decodes is due.
-    /// Returns its end and the part of it that waits for layers; `None` without work.
+    /// Start the step. Without chunks it merges all steps until the next due request. Returns the
+    /// end and the time spent waiting for layers; `None` without work.
     pub(super) fn begin(
         &mut self,
         decodes: &Decodes,
@@ -86,7 +86,8 @@ impl Step {
         Some((end, end - computed))
     }
 
-    /// Steps that only decode end with the one that runs at `now`. Returns the end if it is sooner.
+    /// End merged decode steps with the step running at `now`. Returns the new end if it is
+    /// earlier.
     pub(super) fn cut(&mut self, decodes: &Decodes, cost: &dyn Cost, now: Nanos) -> Option<Nanos> {
         if self.steps <= 1 {
             return None;
@@ -100,9 +101,9 @@ impl Step {
         self.end
     }
 
-    /// Ends, if that is now. Returns when it began and how many steps it was.
+    /// End the step if `now` is its end. Returns its start time and the number of merged steps.
     pub(super) fn end(&mut self, now: Nanos) -> Option<(Nanos, u64)> {
-        // An end that was cut short since is none.
+        // After a cut, the event of the old end is ignored.
         self.end.take_if(|end| *end == now).map(|_| (self.begin, self.steps))
     }
 }
