@@ -1,18 +1,18 @@
 //! Claims: per-slot mutual exclusion.
 //!
-//! Invariant: at most one call has a slot's claim; a second one waits. No lock is held during I/O.
-//! Cost: one short lock per call.
+//! Invariant: at most one call has a slot's claim, and later calls wait. No lock is held during
+//! I/O. Cost: one short lock per call.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex; a poisoned one is consistent all the same, since no holder panics halfway.
+/// Lock a mutex, even if poisoned: no holder panics halfway, so its data is consistent.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Slots of one segment, in order.
+/// Consecutive slots of a segment.
 pub(crate) type Slots = Range<u32>;
 
 /// Table of the slots in use by calls.
@@ -22,7 +22,7 @@ pub(crate) struct Claims {
     given: Condvar,
 }
 
-/// Claim on some slots, until dropped.
+/// Claim on slots, until dropped.
 #[derive(Debug)]
 pub(crate) struct Claim<'a> {
     claims: &'a Claims,
@@ -30,7 +30,7 @@ pub(crate) struct Claim<'a> {
 }
 
 impl Claims {
-    /// Claims a slot; waits for another call's claim.
+    /// Claim a slot. Waits while it is claimed.
     pub(crate) fn one(&self, slot: u32) -> Claim<'_> {
         let busy = lock(&self.busy);
         let taken = |busy: &mut BTreeSet<u32>| busy.contains(&slot);
@@ -39,12 +39,12 @@ impl Claims {
         Claim { claims: self, slots: slot..slot + 1 }
     }
 
-    /// Claims a slot if it is unclaimed.
+    /// Claim a slot if it is unclaimed.
     pub(crate) fn now(&self, slot: u32) -> Option<Claim<'_>> {
         self.all(slot..slot + 1)
     }
 
-    /// Claims all of `slots`, or none if one is claimed.
+    /// Claim all of `slots`, or none if any is claimed.
     pub(crate) fn all(&self, slots: Slots) -> Option<Claim<'_>> {
         let mut busy = lock(&self.busy);
         if slots.clone().any(|slot| busy.contains(&slot)) {
@@ -61,7 +61,7 @@ impl Drop for Claim<'_> {
         for slot in self.slots.clone() {
             busy.remove(&slot);
         }
-        // Waiters wait for different slots, so all must look.
+        // Waiters wait for different slots, so all must wake up.
         self.claims.given.notify_all();
     }
 }

@@ -1,6 +1,6 @@
-//! Device: the few file operations that a store needs, as a trait for tests to replace.
+//! Device: the file operations of a store, as a trait for tests to replace.
 //!
-//! Invariant: every method takes `&self` and may be called from several threads. Cost: one dynamic
+//! Invariant: every method takes `&self` and may be called from several threads. Cost: a dynamic
 //! call per operation.
 
 use std::fmt::Debug;
@@ -14,29 +14,29 @@ use crate::work::Work;
 /// Mode of opening a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// For reading; it must exist.
+    /// Reading. The file must exist.
     Read,
-    /// For reading and writing; created if it does not exist.
+    /// Reading and writing. Creates a missing file.
     Write,
-    /// For reading and writing; created. Anything but a folder is removed first.
+    /// Reading and writing a new file. Removes an existing path first, unless it is a folder.
     Fresh,
 }
 
-/// Entry of a folder.
+/// Directory entry.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Item {
-    /// The name, without the folder.
+    /// Name, without the folder.
     pub name: String,
     /// Whether it is a folder.
     pub folder: bool,
 }
 
-/// How bytes are transferred between segments and memory.
+/// Transfer path between segments and memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Travel {
-    /// Whether by direct I/O.
+    /// Whether direct I/O is used.
     pub direct: bool,
-    /// The I/O queue: `io_uring`, `threads` or `none`.
+    /// I/O queue: `io_uring`, `threads` or `none`.
     pub queue: &'static str,
     /// Reasons for fallbacks.
     pub reasons: Vec<String>,
@@ -44,14 +44,14 @@ pub struct Travel {
 
 /// File system.
 pub trait Device: Send + Sync + Debug {
-    /// Opens a regular file.
+    /// Open a regular file.
     ///
     /// # Errors
-    /// The device's errors; another type of file, or another hard link of a file to write. Links
-    /// are not followed.
+    /// The device's errors, a non-regular file, or, for writing, a file with further hard links.
+    /// Links are not followed.
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn File>>;
 
-    /// Opens a file for queued operations.
+    /// Open a file for queued operations.
     ///
     /// # Errors
     /// The device's errors.
@@ -59,8 +59,8 @@ pub trait Device: Send + Sync + Debug {
         self.open(path, access)
     }
 
-    /// Runs all of a work's operations, concurrently if the device can; returns when none is in
-    /// flight. Only the calling thread calls the work.
+    /// Run all operations of a work, concurrently if possible. Returns when none is in flight. Only
+    /// the calling thread calls the work.
     fn run(&self, work: &mut dyn Work<'_>) {
         loop {
             while let Some(mut op) = work.next() {
@@ -73,28 +73,28 @@ pub trait Device: Send + Sync + Debug {
         }
     }
 
-    /// How bytes are transferred.
+    /// Transfer path of queued operations.
     fn travel(&self) -> Travel {
         Travel { direct: false, queue: "none", reasons: Vec::new() }
     }
 
-    /// Renames a file, replacing one of the new name.
+    /// Rename a file, replacing the destination.
     ///
     /// # Errors
     /// The device's errors.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 
-    /// Removes a file.
+    /// Remove a file.
     ///
     /// # Errors
     /// The device's errors.
     fn remove(&self, path: &Path) -> io::Result<()>;
 
-    /// This device with a folder held open: names in it are resolved there from then on, wherever
-    /// its path leads by then. `None` where there is nothing to hold.
+    /// Return this device with a handle of a folder. Names in the folder are resolved in the
+    /// handle, even if the path changes. `None` if there is nothing to hold.
     ///
     /// # Errors
-    /// The device's errors; no folder there, or a link to one.
+    /// The device's errors, a missing folder, or a link to a folder.
     fn hold(&self, _folder: &Path) -> io::Result<Option<Arc<dyn Device>>> {
         Ok(None)
     }
@@ -104,19 +104,19 @@ pub trait Device: Send + Sync + Debug {
         true
     }
 
-    /// Creates a folder and its parents.
+    /// Create a folder and its parents.
     ///
     /// # Errors
-    /// The device's errors; another type of file there, even a link to a folder.
+    /// The device's errors, or a different kind of file at the path, including a link to a folder.
     fn make_folder(&self, path: &Path) -> io::Result<()>;
 
-    /// Waits until the entries of a folder are durable.
+    /// Wait until the entries of a folder are durable.
     ///
     /// # Errors
     /// The device's errors.
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
 
-    /// The entries of a folder, sorted.
+    /// List the entries of a folder, sorted.
     ///
     /// # Errors
     /// The device's errors.

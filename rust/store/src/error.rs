@@ -1,18 +1,18 @@
-//! Errors of a store, with the numbers in them.
+//! Errors of a store, with their numbers.
 //!
-//! Invariant: a failed operation has lost nothing but what the error names. Cost: none without an
+//! Invariant: a failed operation loses only the data named in its error. Cost: none without an
 //! error.
 
 use std::fmt;
 use std::io;
 
-/// Result of an operation that can fail.
+/// Result of a fallible operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Kinds of error.
 #[derive(Debug)]
 pub enum Error {
-    /// A setting or an argument is wrong; nothing was done.
+    /// Wrong setting or argument. Nothing was done.
     Config(String),
     /// A miss: the slot does not hold the requested layers, or they are damaged.
     Bad {
@@ -21,14 +21,14 @@ pub enum Error {
         /// The content found instead.
         reason: String,
     },
-    /// The device failed; a retry may succeed.
+    /// The device failed. A retry may succeed.
     Io {
         /// The operation and the file.
         what: String,
         /// The device's error.
         error: io::Error,
     },
-    /// The store is read-only: another process writes to it, or the folder forbids it.
+    /// The store is read-only: locked by a second process, or the folder forbids writes.
     ReadOnly(String),
     /// The device is full.
     Full(String),
@@ -43,7 +43,7 @@ impl Error {
         Self::Bad { slot, reason: reason.into() }
     }
 
-    /// The device's error during the operation `what`.
+    /// Wrap a device error of the operation `what`.
     pub(crate) fn io(what: impl Into<String>, error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

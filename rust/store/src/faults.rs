@@ -1,7 +1,7 @@
-//! Fault injection: a device that fails on demand, around a real one.
+//! Fault injection: a device wrapper with failures on demand.
 //!
-//! Invariant: the same seed and calls give the same faults; other calls go to the inner device.
-//! Cost: one lock per call; a store without faults does not use it.
+//! Invariant: the same seed and calls give the same faults. All calls without a fault go to the
+//! inner device. Cost: a lock per call. Stores without faults do not use it.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ pub enum Fault {
     Read,
     /// A write fails with `EIO`.
     Write,
-    /// A sync, of a file or a folder, fails with `EIO`.
+    /// A sync of a file or folder fails with `EIO`.
     Sync,
     /// A read returns fewer bytes than requested, but at least one.
     ShortRead,
@@ -46,7 +46,7 @@ impl Fault {
         Self::Denied,
     ];
 
-    /// The name users write.
+    /// Name in configuration.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -64,15 +64,15 @@ impl Fault {
 /// Frequency of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chance {
-    /// In this number of a thousand calls, drawn from the seed.
+    /// In this number of calls per thousand, drawn from the seed.
     PerMille(u32),
     /// Once, after this number of calls.
     After(u64),
-    /// In every call after the first ones, of this number.
+    /// In every call after this number of calls.
     From(u64),
 }
 
-/// Kinds of call that the gate stops.
+/// Kinds of calls stopped by the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Call {
     /// Reads of files.
@@ -115,7 +115,7 @@ struct FaultyFile {
 }
 
 impl Faults {
-    /// A device that works like `inner` until a fault is injected.
+    /// Wrap `inner`, without faults.
     #[must_use]
     pub fn new(inner: Arc<dyn Device>, seed: u64) -> Self {
         let plan = Plan {
@@ -131,46 +131,47 @@ impl Faults {
         Self { inner, shared: Arc::new(shared) }
     }
 
-    /// Injects a fault at a frequency from now on.
+    /// Inject a fault from now on, with a frequency.
     pub fn inject(&self, fault: Fault, chance: Chance) {
         lock(&self.shared.plan).chances.insert(fault, chance);
     }
 
-    /// Ends all faults.
+    /// End all faults.
     pub fn heal(&self) {
         lock(&self.shared.plan).chances.clear();
     }
 
-    /// Number of faults injected of a kind.
+    /// Number of injected faults of a kind.
     #[must_use]
     pub fn injected(&self, fault: Fault) -> u64 {
         lock(&self.shared.plan).injected.get(&fault).copied().unwrap_or(0)
     }
 
-    /// Maximum of queued operations in flight since the last call, and of files that had some.
+    /// Maximum number of queued operations in flight since the last call, and of files with
+    /// operations in flight.
     #[must_use = "it resets the maximum"]
     pub fn most_at_once(&self) -> (usize, usize) {
         std::mem::take(&mut lock(&self.shared.plan).most)
     }
 
-    /// Makes calls of these kinds hang until the gate opens.
+    /// Stop calls of these kinds until the gate opens.
     pub fn close_gate(&self, calls: &[Call]) {
         lock(&self.shared.plan).stopped = calls.to_vec();
     }
 
-    /// Releases all hanging calls.
+    /// Release all stopped calls.
     pub fn open_gate(&self) {
         lock(&self.shared.plan).stopped.clear();
         self.shared.gate.notify_all();
     }
 
-    /// Number of hanging calls.
+    /// Number of stopped calls.
     #[must_use]
     pub fn hanging(&self) -> usize {
         lock(&self.shared.plan).waiting
     }
 
-    /// Waits until at least `hanging` calls hang.
+    /// Wait until at least `hanging` calls are stopped.
     pub fn wait_for(&self, hanging: usize) {
         let plan = lock(&self.shared.plan);
         let fewer = |plan: &mut Plan| plan.waiting < hanging;
@@ -191,7 +192,7 @@ impl Shared {
         plan.waiting -= 1;
     }
 
-    /// Draws whether a fault occurs in this call.
+    /// Draw whether a fault occurs in this call.
     fn occurs(&self, fault: Fault) -> bool {
         let mut plan = lock(&self.plan);
         let Some(chance) = plan.chances.get(&fault).copied() else { return false };
@@ -219,7 +220,7 @@ impl Shared {
         if self.occurs(fault) { Err(error.into()) } else { Ok(()) }
     }
 
-    /// Applies the faults to a queued operation, or limits its length.
+    /// Apply the faults to a queued operation, or limit its length.
     fn apply(&self, op: &mut Op<'_>) -> io::Result<()> {
         if op.writes() {
             self.pass(Call::Write);
@@ -234,7 +235,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Counts an operation that begins or returns.
+    /// Count the start or end of an operation.
     fn count(&self, op: &Op<'_>, begins: bool) {
         let file = Arc::as_ptr(&op.file).addr();
         let mut plan = lock(&self.plan);
@@ -252,7 +253,7 @@ impl Shared {
         }
         let most = length as u64 - 1;
         let short = 1 + usize::try_from(lock(&self.plan).below(most)).unwrap_or(0);
-        // Devices transfer sectors: half of the time the rest starts on a page, for direct I/O.
+        // Devices transfer sectors. Half of the time the rest starts on a page, for direct I/O.
         let pages = short - short % SIZE;
         if pages > 0 && lock(&self.plan).below(2) == 0 { pages } else { short }
     }
@@ -293,7 +294,7 @@ impl<'a> Work<'a> for FaultyWork<'_, 'a> {
 }
 
 impl Plan {
-    /// The next draw of `splitmix64`, below `end`.
+    /// Next draw of `splitmix64`, below `end`.
     fn below(&mut self, end: u64) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut draw = self.random;

@@ -1,7 +1,7 @@
-//! File: the operations of one open file that a store needs.
+//! File: operations of an open file.
 //!
-//! Invariant: a file may transfer fewer bytes than requested; the caller continues. Every method
-//! takes `&self` and may be called from several threads. Cost: one dynamic call per operation.
+//! Invariant: a file may transfer fewer bytes than requested, and the caller continues. Every
+//! method takes `&self` and may be called from several threads. Cost: a dynamic call per operation.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -11,56 +11,56 @@ use std::path::Path;
 /// Size of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size {
-    /// The end of the file.
+    /// Length of the file.
     pub len: u64,
-    /// Bytes that it occupies on the device.
+    /// Allocated bytes on the device.
     pub allocated: u64,
 }
 
-/// Open file; dropping it releases its lock.
+/// Open file. Dropping it releases its lock.
 pub trait File: Any + Send + Sync + Debug {
-    /// Reads at `at`; returns the number of bytes, 0 at the end of the file.
+    /// Read at `at`. Returns the number of bytes, 0 at the end of the file.
     ///
     /// # Errors
     /// The device's errors.
     fn read_at(&self, buffer: &mut [u8], at: u64) -> io::Result<usize>;
 
-    /// Writes buffers consecutively at `at`; returns the number of bytes.
+    /// Write buffers consecutively at `at`. Returns the number of bytes.
     ///
     /// # Errors
     /// The device's errors.
     fn write_at(&self, buffers: &[IoSlice<'_>], at: u64) -> io::Result<usize>;
 
-    /// Truncates or extends the file.
+    /// Truncate or extend the file.
     ///
     /// # Errors
     /// The device's errors.
     fn set_len(&self, len: u64) -> io::Result<()>;
 
-    /// The size now.
+    /// Current size.
     ///
     /// # Errors
     /// The device's errors.
     fn size(&self) -> io::Result<Size>;
 
-    /// Waits until everything written before is durable.
+    /// Wait until all earlier writes are durable.
     ///
     /// # Errors
-    /// The device's errors; writes since the last sync may be lost then.
+    /// The device's errors. Writes since the last sync may be lost then.
     fn sync(&self) -> io::Result<()>;
 
-    /// Offset of the next data at or after `at`, past any hole; `at` if unknown.
+    /// Offset of the next data at or after `at`, past any hole. `at` if unknown.
     fn data_from(&self, at: u64) -> u64 {
         at
     }
 
-    /// Punches a hole; it reads as zeros.
+    /// Punch a hole. It reads as zeros.
     ///
     /// # Errors
-    /// [`io::ErrorKind::Unsupported`] if files have no holes; the device's errors.
+    /// The device's errors, or [`io::ErrorKind::Unsupported`] without support for holes.
     fn punch(&self, at: u64, len: u64) -> io::Result<()>;
 
-    /// Takes the file's exclusive lock if it is free.
+    /// Take the file's exclusive lock if it is free.
     ///
     /// # Errors
     /// The device's errors.
@@ -71,13 +71,13 @@ pub trait File: Any + Send + Sync + Debug {
         true
     }
 
-    /// Whether queued operations need memory, length and offset in full pages.
+    /// Whether queued operations need page-aligned memory, length and offset.
     fn paged(&self) -> bool {
         false
     }
 }
 
-/// Reads until `buffer` is full or the file ends; returns the number of bytes.
+/// Read until `buffer` is full or the file ends. Returns the number of bytes.
 pub(crate) fn read_full(file: &dyn File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < buffer.len() {
@@ -91,7 +91,7 @@ pub(crate) fn read_full(file: &dyn File, buffer: &mut [u8], at: u64) -> io::Resu
     Ok(done)
 }
 
-/// Writes all buffers consecutively.
+/// Write all buffers consecutively.
 pub(crate) fn write_full(
     file: &dyn File,
     mut buffers: &mut [IoSlice<'_>],

@@ -10,9 +10,10 @@
 //!           104 layers.lo  106 layers.hi  108 record length  112 record, zeros to 8
 //! ```
 //!
-//! Invariant: a frame is valid only complete and in a manifest of its identity, which seeds the
-//! checksums; of two frames of one slot the higher sequence wins, wherever it is, and of equal
-//! ones, which differ in metadata only, the later one. Cost: one hash per frame of about 200 bytes.
+//! Invariant: a frame is valid only if complete and in a manifest of its identity, used as the seed
+//! of the checksums. Of two frames of a slot the higher sequence wins, in any order. With equal
+//! sequences, where only metadata differs, the later frame wins. Cost: a hash per frame of about
+//! 200 bytes.
 
 use kvtrie_core::{BlockKey, Layers};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
@@ -29,10 +30,10 @@ const FREE: u8 = 2;
 /// Version of the format.
 pub(crate) const VERSION: u32 = 1;
 
-/// Length of a FREE frame, the shortest one.
+/// Length of a FREE frame, the shortest frame.
 pub(crate) const SMALLEST: usize = 32;
 
-/// PUT frame: a block is in a slot.
+/// PUT frame: a block in a slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Put<'a> {
     pub(crate) slot: u32,
@@ -72,7 +73,7 @@ fn end(out: &mut Vec<u8>, start: usize, seed: u64) -> u32 {
     length
 }
 
-/// Appends a PUT frame and returns its length.
+/// Append a PUT frame. Returns its length.
 pub(crate) fn put(out: &mut Vec<u8>, seed: u64, put: &Put<'_>) -> u32 {
     let start = begin(out, put.sequence, put.slot, PUT);
     out[start + 29] = put.meta.priority;
@@ -89,19 +90,19 @@ pub(crate) fn put(out: &mut Vec<u8>, seed: u64, put: &Put<'_>) -> u32 {
     end(out, start, seed)
 }
 
-/// Appends a FREE frame and returns its length.
+/// Append a FREE frame. Returns its length.
 pub(crate) fn free(out: &mut Vec<u8>, seed: u64, slot: u32, sequence: u64) -> u32 {
     let start = begin(out, sequence, slot, FREE);
     end(out, start, seed)
 }
 
-/// The length that a frame at the start of `bytes` states, if one can start there.
+/// Stated length of a frame at the start of `bytes`, if a frame can start there.
 pub(crate) fn stated(bytes: &[u8]) -> Option<usize> {
     let length = (bytes.len() >= SMALLEST && bytes[..4] == FRAME).then(|| half(bytes, 4))?;
     (length as usize >= SMALLEST && length % 8 == 0).then_some(length as usize)
 }
 
-/// The valid frame at the start of `bytes`, with its length.
+/// Decode a valid frame at the start of `bytes`. Returns it with its length.
 pub(crate) fn decode(bytes: &[u8], seed: u64) -> Option<(Frame<'_>, usize)> {
     let length = stated(bytes)?;
     let bytes = bytes.get(..length)?;
@@ -138,7 +139,7 @@ pub(crate) fn decode(bytes: &[u8], seed: u64) -> Option<(Frame<'_>, usize)> {
     }
 }
 
-/// Encodes the manifest's header; `sequence` is less than every later one.
+/// Encode the manifest's header. All later sequences are above `sequence`.
 pub(crate) fn head(settings: &Settings, sequence: u64) -> Vec<u8> {
     let mut out = Vec::with_capacity(settings.head_bytes());
     let length = u32::try_from(settings.head_bytes()).unwrap_or(u32::MAX);
@@ -166,23 +167,23 @@ pub(crate) fn head(settings: &Settings, sequence: u64) -> Vec<u8> {
 /// Result of reading a manifest's header.
 #[derive(Debug)]
 pub(crate) enum Head {
-    /// A valid header, the highest sequence before it, and its length.
+    /// Valid header with the highest sequence before it and its length.
     Good(Box<Settings>, u64, usize),
-    /// A valid header of another version of the format.
+    /// Valid header of a different format version.
     Version(u32),
-    /// A valid header of a store in two folders.
+    /// Valid header of a store in two folders.
     TwoFolders,
-    /// No valid header, and why.
+    /// No valid header, with the reason.
     Bad(String),
 }
 
-/// The length that a header at the start of `bytes` states, if there is one.
+/// Stated length of a header at the start of `bytes`, if any.
 pub(crate) fn head_length(bytes: &[u8]) -> Option<usize> {
     let known = bytes.len() >= HEAD_FIXED && bytes[..8] == HEAD;
     known.then(|| half(bytes, 20) as usize).filter(|&length| length >= HEAD_FIXED)
 }
 
-/// Decodes the header at the start of `bytes`.
+/// Decode the header at the start of `bytes`.
 pub(crate) fn decode_head(bytes: &[u8]) -> Head {
     let Some(bytes) = head_length(bytes).and_then(|length| bytes.get(..length)) else {
         return Head::Bad("no complete header".into());
@@ -194,7 +195,7 @@ pub(crate) fn decode_head(bytes: &[u8]) -> Head {
     if version != VERSION {
         return Head::Version(version);
     }
-    // Earlier versions could keep every other slot in a second folder, whose path had its length here.
+    // Earlier versions supported a second folder, with the length of its path in these bytes.
     if bytes[86..88] != [0; 2] {
         return Head::TwoFolders;
     }

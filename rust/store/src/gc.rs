@@ -1,7 +1,7 @@
 //! Garbage collection: rewrites the manifest, removes leftovers, punches holes for free slots.
 //!
-//! Invariant: it touches only slots that are free and unclaimed. Cost: a rewrite of the manifest,
-//! and one call to the device per run of free slots.
+//! Invariant: only free, unclaimed slots are changed. Cost: a rewrite of the manifest, and a device
+//! call per run of free slots.
 
 use std::io;
 
@@ -14,16 +14,16 @@ use crate::settings::Durability;
 use crate::store::Store;
 
 impl Store {
-    /// Rewrites the manifest, removes leftovers and returns the space of free slots to the device.
-    /// Returns by how many bytes the files shrank.
+    /// Rewrite the manifest, remove leftovers and return the space of free slots to the device.
+    /// Returns the number of freed bytes.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`]; the device's errors. No block is lost.
+    /// [`Error::ReadOnly`] or the device's errors. No block is lost.
     pub fn gc(&self) -> Result<u64> {
         self.writable()?;
         let before = self.disk_bytes()?;
         if self.settings.durability == Durability::Fsync {
-            // Free slots must stay free after a crash before their bytes are destroyed.
+            // Free slots must be durably free before their bytes are destroyed.
             let upto = lock(&self.manifest).appended;
             self.commit(upto)?;
         }
@@ -31,12 +31,12 @@ impl Store {
         for segment in self.segments.list()? {
             self.sweep(segment)?;
         }
-        // Last: on a full disk it needs the space that the holes returned.
+        // Last: on a full disk, the rewrite needs the space freed above.
         lock(&self.manifest).rewrite(&self.table, &mut |_, _| true)?;
         Ok(before.saturating_sub(self.disk_bytes()?))
     }
 
-    /// Frees a run of slots and returns their space to the device.
+    /// Free a run of slots and return their space to the device.
     ///
     /// # Errors
     /// As [`Store::remove`].
@@ -50,7 +50,7 @@ impl Store {
         for &slot in &used {
             self.remove(slot)?;
         }
-        // Slots that were free before have given their space back, or never had any.
+        // Slots free before this call need no hole.
         let (Some(&first), Some(&last)) = (used.first(), used.last()) else { return Ok(()) };
         for segment in self.segments.of(first)..=self.segments.of(last) {
             let inside = self.slots_of(segment);
@@ -59,7 +59,7 @@ impl Store {
         Ok(())
     }
 
-    /// Bytes that the store's files occupy on the device.
+    /// Bytes allocated on the device for the store's files.
     ///
     /// # Errors
     /// The device's errors.
@@ -81,7 +81,7 @@ impl Store {
         Ok(bytes)
     }
 
-    /// Removes an unfinished manifest and everything beyond the last slot.
+    /// Remove an unfinished manifest and everything beyond the last slot.
     pub(crate) fn trim(&self) -> Result<()> {
         let next = self.folder.join(NEXT);
         match self.device.remove(&next) {
@@ -104,7 +104,7 @@ impl Store {
         self.segments.slots(segment, self.settings.blocks)
     }
 
-    /// Truncates a segment to `slots` slots.
+    /// Truncate a segment to `slots` slots.
     fn cut(&self, segment: u32, slots: usize) -> Result<()> {
         let len = slots as u64 * self.settings.slot_bytes();
         let failed = |error| Error::io(format!("cutting {} at {len}", name(segment)), error);
@@ -138,7 +138,7 @@ impl Store {
             start = slot + 1;
         }
         let tail = start..slots.end;
-        // A tail of free slots is truncated, which needs no support for holes.
+        // A tail of free slots is truncated. This needs no support for holes.
         match self.claims.all(tail.clone()) {
             Some(_claim) if self.free(tail.clone()) => self.cut(segment, slots.len() - tail.len()),
             _ => self.punch(segment, &tail),
@@ -150,11 +150,11 @@ impl Store {
         slots.all(|slot| table.get(slot).is_none())
     }
 
-    /// Punches a run of free, unclaimed slots; splits a run that is not all free.
+    /// Punch a run of free, unclaimed slots. Splits a run with used or claimed slots.
     fn punch(&self, segment: u32, slots: &Slots) -> Result<()> {
         let Some(first) = slots.clone().next() else { return Ok(()) };
         let claim = self.claims.all(slots.clone()).filter(|_| self.free(slots.clone()));
-        // One slot in use must not keep the rest of the run: retry slot by slot.
+        // A single slot in use must not keep the rest of the run: retry slot by slot.
         if claim.is_none() {
             return if slots.len() == 1 {
                 Ok(())
@@ -170,7 +170,7 @@ impl Store {
             return Ok(());
         };
         match file.punch(at, len) {
-            // Without holes the space is reused by later blocks only.
+            // Without hole support, only later blocks reuse the space.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
             other => other.map_err(failed),
         }

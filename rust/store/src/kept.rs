@@ -1,7 +1,7 @@
-//! Kept file: the pool of a host tier in a memory file system, and a table of its slots, so that
-//! the next process finds the blocks.
+//! Kept file: the pool of a host tier in a memory file system, with a slot table for reuse by the
+//! next process.
 //!
-//! The pool's bytes are the caller's; this is the table. A slot's life:
+//! The caller writes the pool's bytes. This module has the table. States of a slot:
 //!
 //! ```text
 //!   empty --begin--> writing --seal--> sealed --begin (another block, or more layers)--> writing
@@ -9,11 +9,11 @@
 //!     '--finish(failed)-'-----------------'--- bytes that do not give their checksum ------> empty
 //! ```
 //!
-//! Invariant: a slot is `writing` before the first byte of a block is copied into it, and `sealed`
-//! only with the checksum of bytes that no copy has touched since its generation began. So a sealed
-//! entry with a good checksum is that block, and anything else is a miss with a counted reason.
-//! Only the process that holds the lock writes. Cost: a word per copy, a hash over the bytes per
-//! seal and once per block of an earlier process; about 1.2 KB of the file per slot.
+//! Invariant: a slot is `writing` before the first byte of a block is copied into it. It is
+//! `sealed` only with the checksum of bytes not touched by a copy since its generation began. So a
+//! sealed entry with a good checksum is its block, and anything else is a miss with a counted
+//! reason. Only the process with the lock writes. Cost: a word per copy, a hash over the bytes per
+//! seal and per first use of an earlier process's block, and about 1.2 KB of the file per slot.
 
 mod entry;
 mod head;
@@ -48,18 +48,18 @@ pub use open::Opened;
 const UNPROVED: u8 = 1;
 const BAD: u8 = 2;
 
-/// The result of opening.
+/// Result of opening.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// No file: a new one is to be made.
+    /// No file. A new file will be made.
     Nothing,
-    /// The file of an earlier process.
+    /// File of an earlier process.
     Blocks,
-    /// A file whose blocks cannot be used, and the reason: it is to be made again.
+    /// File without usable blocks, and the reason. It will be made again.
     Cold(String),
 }
 
-/// A slot that is being written.
+/// A slot being written.
 #[derive(Debug)]
 struct Pending {
     generation: u64,
@@ -69,24 +69,24 @@ struct Pending {
     failed: bool,
 }
 
-/// Slots that are being written, and those whose block turned out damaged with the key under which
-/// it was looked for, if any.
+/// Slots being written, and slots with damaged blocks. A damaged slot has the looked-up key, if
+/// any.
 #[derive(Debug, Default)]
 struct Slots {
     pending: FxHashMap<u32, Pending>,
     bad: FxHashMap<u32, Option<BlockKey>>,
 }
 
-/// Layers of a slot that can be sealed, in a generation.
+/// Layers of a slot ready to seal, in a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unsealed {
-    /// The generation that `seal` takes.
+    /// Generation argument of `seal`.
     pub generation: u64,
-    /// The layers over whose bytes the checksum is taken.
+    /// Layers covered by the checksum.
     pub layers: Layers,
 }
 
-/// The table of a kept file.
+/// Slot table of a kept file.
 #[derive(Debug)]
 pub struct KeptFile {
     path: PathBuf,
@@ -96,7 +96,7 @@ pub struct KeptFile {
     lock: Option<File>,
     map: Map,
     found: Found,
-    /// The file before room was taken in it, until it is made.
+    /// State of the file before its room was allocated, until it is made.
     before: Mutex<Option<open::Before>>,
     trust: Vec<AtomicU8>,
     slots: Mutex<Slots>,
@@ -106,20 +106,21 @@ pub struct KeptFile {
 }
 
 impl KeptFile {
-    /// Opens a file for its only writer. One whose blocks cannot be used, or that is new, is made
-    /// before its first block is written; closed before that, it is as it was.
+    /// Open a file for its only writer. A new or unusable file is made before its first block is
+    /// written. Closed earlier, it is restored.
     ///
     /// # Errors
-    /// [`Error::Config`]: no memory file system, another user's file, or one with other content
-    /// unless `replace`; [`Error::Full`]: no room; the system's errors. The file stays as it is.
+    /// [`Error::Config`] for a path outside of a memory file system, a different owner, or
+    /// different content unless `replace`. [`Error::Full`] without room, or the system's errors.
+    /// The file stays unchanged.
     pub fn open(path: &Path, settings: Settings, replace: bool) -> Result<Opened> {
         open::open(&open::absolute(path), settings, replace)
     }
 
-    /// Opens a file without its lock, to look at it.
+    /// Open a file without its lock, read-only.
     ///
     /// # Errors
-    /// [`Error::Config`]: no kept file, or a damaged one; the system's errors.
+    /// [`Error::Config`] for a damaged kept file or a different file, or the system's errors.
     pub fn inspect(path: &Path) -> Result<Self> {
         open::inspect(&open::absolute(path))
     }
@@ -154,7 +155,7 @@ impl KeptFile {
         kept
     }
 
-    /// Counts sealed slots and frees those whose writer has died.
+    /// Count sealed slots and free the slots of a dead writer.
     fn count(&self) {
         if self.found != Found::Blocks {
             return;
@@ -178,49 +179,49 @@ impl KeptFile {
         self.lose("torn", torn);
     }
 
-    /// The settings; `blocks` are all slots.
+    /// Settings. `blocks` is the number of slots.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// The path.
+    /// Path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The result of opening.
+    /// Result of opening.
     #[must_use]
     pub fn found(&self) -> &Found {
         &self.found
     }
 
-    /// The start of the pool in the file, and the length of the file.
+    /// Start of the pool in the file, and length of the file.
     #[must_use]
     pub fn pool(&self) -> (u64, u64) {
         (self.places.pool, self.places.length)
     }
 
-    /// The descriptor to map, and the one that has the lock, which a fork closes.
+    /// Descriptor to map, and the descriptor with the lock. A fork closes the latter.
     #[must_use]
     pub fn descriptors(&self) -> (RawFd, Option<RawFd>) {
         (self.file.as_raw_fd(), self.lock.as_ref().map(AsRawFd::as_raw_fd))
     }
 
-    /// Slots that the next process would find.
+    /// Number of slots usable by the next process.
     #[must_use]
     pub fn sealed(&self) -> u32 {
         self.sealed.load(Ordering::Relaxed)
     }
 
-    /// Slots of earlier processes that nothing has proved or written yet.
+    /// Number of slots of earlier processes neither proved nor overwritten yet.
     #[must_use]
     pub fn unproved(&self) -> u32 {
         self.unproved.load(Ordering::Relaxed)
     }
 
-    /// Blocks that were lost, by reason: `torn`, `entry`, `key`, `checksum` or `record`.
+    /// Number of lost blocks by reason: `torn`, `entry`, `key`, `checksum` or `record`.
     #[must_use]
     pub fn lost(&self) -> BTreeMap<&'static str, u64> {
         lock(&self.lost).clone()
@@ -264,7 +265,7 @@ impl KeptFile {
         Err(Error::ReadOnly(format!("{}: another process may write here", self.path.display())))
     }
 
-    /// The entry of a slot that is sealed with this word, if it is good.
+    /// Good entry of a slot sealed with this word, if any.
     fn entry(&self, slot: u32, word_now: u64) -> Option<Entry> {
         let fixed = self.map.read(self.at(slot), ENTRY_FIXED);
         let length = entry::record_length(&fixed, self.settings.record_bytes())?;
@@ -274,10 +275,10 @@ impl KeptFile {
         there.then_some(found)
     }
 
-    /// Marks a slot as being written, before the first byte of the block's layers is copied into it.
+    /// Mark a slot as being written, before the first byte of the block's layers is copied into it.
     ///
     /// # Errors
-    /// [`Error::Bad`]: more layers for a block that an earlier process wrote and nothing has proved.
+    /// [`Error::Bad`] for further layers of an unproved block of an earlier process.
     pub fn begin(&self, slot: u32, key: &BlockKey, layers: Layers) -> Result<()> {
         self.check_slot(slot)?;
         self.writable()?;
@@ -285,7 +286,7 @@ impl KeptFile {
         let Slots { pending, bad } = &mut *lock(&self.slots);
         let (generation, state) = split(self.word(slot).load(Ordering::Relaxed));
         let whole = layers == Layers::new(0, self.settings.layers);
-        // The caller may believe that the layers which were damaged are there.
+        // The caller may rely on the damaged layers.
         if !whole && bad.get(&slot).is_some_and(|bad| bad.is_none_or(|bad| bad == *key)) {
             return Err(Error::bad(slot, "its bytes were damaged, and only some layers come"));
         }
@@ -302,7 +303,7 @@ impl KeptFile {
         let layers = held.and_then(|held| held.join(layers)).unwrap_or(layers);
         let generation = generation + 1;
         self.put(slot, generation, WRITING);
-        // The bytes come after the word, for any other process.
+        // Other processes must see the word before the bytes.
         fence(Ordering::SeqCst);
         if state == SEALED {
             self.sealed.fetch_sub(1, Ordering::Relaxed);
@@ -316,8 +317,8 @@ impl KeptFile {
         Ok(())
     }
 
-    /// Notes that a copy into a slot has ended; returns what to seal once no other copy runs there.
-    /// After a failed copy the slot is empty.
+    /// Record the end of a copy into a slot. Returns the layers to seal after the last copy. After
+    /// a failed copy the slot is empty.
     pub fn finish(&self, slot: u32, key: &BlockKey, ok: bool) -> Option<Unsealed> {
         let pending = &mut lock(&self.slots).pending;
         let here = pending.get_mut(&slot).filter(|here| here.key == *key)?;
@@ -335,11 +336,11 @@ impl KeptFile {
         Some(Unsealed { generation, layers })
     }
 
-    /// Seals a slot whose copies have ended: `bytes` are its layers. Returns whether it was: a slot
-    /// that is being written again stays as it is, and so does one whose record is too long.
+    /// Seal a slot after its last copy, with the bytes of its layers. Returns false if the slot is
+    /// being written again or its record is too long.
     ///
     /// # Errors
-    /// [`Error::Config`]: another number of bytes, or a record of another block.
+    /// [`Error::Config`] for a wrong number of bytes or a record of a different block.
     pub fn seal(
         &self,
         slot: u32,
@@ -388,11 +389,11 @@ impl KeptFile {
         )))
     }
 
-    /// The layers over which a slot of an earlier process is to be proved before its first use;
-    /// `None` if it needs no proof.
+    /// Layers to prove in a slot of an earlier process before its first use. `None` if it needs no
+    /// proof.
     ///
     /// # Errors
-    /// [`Error::Bad`]: the slot was not good, or its entry is not.
+    /// [`Error::Bad`] for a damaged slot or entry.
     pub fn to_prove(&self, slot: u32) -> Result<Option<Layers>> {
         self.check_slot(slot)?;
         match self.trust[slot as usize].load(Ordering::Acquire) {
@@ -407,10 +408,10 @@ impl KeptFile {
         }
     }
 
-    /// Proves the block of an earlier process in a slot: `bytes` are the layers that `to_prove` said.
+    /// Prove the block of an earlier process in a slot. `bytes` are the layers from `to_prove`.
     ///
     /// # Errors
-    /// [`Error::Bad`]: another block, or damaged; the slot is empty then.
+    /// [`Error::Bad`] for a different or damaged block. The slot is empty then.
     pub fn prove(&self, slot: u32, key: &BlockKey, bytes: &[u8]) -> Result<()> {
         let Some(layers) = self.to_prove(slot)? else { return Ok(()) };
         self.check_bytes(layers, bytes)?;
@@ -432,7 +433,7 @@ impl KeptFile {
         Ok(())
     }
 
-    /// Empties a slot whose block cannot be used, and returns the error that says so.
+    /// Empty a slot with an unusable block, and return the error.
     fn discard(
         &self,
         slot: u32,
@@ -460,7 +461,7 @@ impl KeptFile {
         Error::bad(slot, why)
     }
 
-    /// Reads layers of a slot through the file, for a tool.
+    /// Read layers of a slot through the file, for a tool.
     ///
     /// # Errors
     /// The system's errors.

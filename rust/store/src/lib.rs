@@ -1,9 +1,8 @@
 //! kvtrie-store: the files of the disk tier.
 //!
-//! The manager allocates slots; a [`Store`] writes blocks to fixed positions of a few large files,
-//! straight from the caller's memory and back into it, verifies every byte of every read, and after
-//! a restart finds its blocks by its manifest alone. The format, byte by byte:
-//! `docs/design/disk.md`.
+//! The manager allocates slots. A [`Store`] writes blocks to fixed positions of a few large files,
+//! directly from and into the caller's memory, and verifies every byte of every read. After a
+//! restart it finds its blocks from its manifest alone. Format: `docs/design/disk.md`.
 //!
 //! ```text
 //! store --> manifest --> scan, table --> frame, page --> meta, pages, settings, claim, error

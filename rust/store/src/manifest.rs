@@ -1,13 +1,13 @@
-//! Manifest: an append-only log of frames, rewritten when the dead ones outweigh the live ones.
+//! Manifest: an append-only log of frames, rewritten when dead frames outweigh live frames.
 //!
 //! ```text
 //!   header | frame | frame | ... | frame |          file, good up to `len`
 //!                                        | frame |  `pending`, in memory
 //! ```
 //!
-//! Invariant: a partly written frame does not count: the next one overwrites it. A failed sync
-//! leaves the file in doubt (`damaged`), and the next append rewrites it. Cost: one small write per
-//! frame; a rewrite writes all live frames.
+//! Invariant: a partly written frame does not count, and the next frame overwrites it. A failed
+//! sync leaves the file in doubt (`damaged`), and the next append rewrites it. Cost: a small write
+//! per frame. A rewrite writes all live frames.
 
 use std::io::IoSlice;
 use std::path::PathBuf;
@@ -23,13 +23,13 @@ use crate::scan::Window;
 use crate::settings::{Durability, SPARE, Settings};
 use crate::table::{Entry, Table};
 
-/// Name of the manifest.
+/// File name of the manifest.
 pub(crate) const NAME: &str = "manifest";
 
-/// Name of the next manifest during a rewrite.
+/// File name of the next manifest during a rewrite.
 pub(crate) const NEXT: &str = "manifest.tmp";
 
-/// Bytes buffered before a write: under [`Durability::None`], and in a rewrite.
+/// Bytes buffered before a write under [`Durability::None`] and in a rewrite.
 const GATHER: usize = 1 << 20;
 
 /// Manifest of a store, with its pending frames.
@@ -38,16 +38,16 @@ pub(crate) struct Manifest {
     device: Arc<dyn Device>,
     folder: PathBuf,
     settings: Arc<Settings>,
-    /// None only in an empty read-only store, or before the first rewrite.
+    /// `None` only in an empty read-only store, or before the first rewrite.
     pub(crate) file: Option<Arc<dyn File>>,
     /// End of the last good frame in the file.
     pub(crate) len: u64,
     pending: Vec<u8>,
-    /// Bytes ever appended.
+    /// Total number of appended bytes.
     pub(crate) appended: u64,
-    /// Whether the file may differ from what was written.
+    /// Whether the file may differ from the written bytes.
     pub(crate) damaged: bool,
-    /// Frames that a rewrite dropped.
+    /// Frames dropped by a rewrite.
     pub(crate) reasons: Vec<String>,
 }
 
@@ -76,8 +76,8 @@ impl Manifest {
         Error::io(format!("{what} {}", self.folder.join(name).display()), error)
     }
 
-    /// Makes room for `bytes` more bytes: the manifest is rewritten first if its dead frames
-    /// would outweigh the live ones, or if it is damaged.
+    /// Make room for `bytes` bytes. Rewrites a damaged manifest, or a manifest whose dead frames
+    /// would outweigh the live frames.
     pub(crate) fn make_room(&mut self, bytes: usize, table: &Mutex<Table>) -> Result<()> {
         let end = self.len + (self.pending.len() + bytes) as u64;
         let head = self.settings.head_bytes() as u64;
@@ -87,11 +87,11 @@ impl Manifest {
         Ok(())
     }
 
-    /// Appends frames, together no longer than [`SPARE`] or only one; returns their offset.
+    /// Append frames of at most [`SPARE`] bytes in total, or a single frame. Returns their offset.
     pub(crate) fn append(&mut self, frame: &[u8], table: &Mutex<Table>) -> Result<u64> {
         let end = self.len + (self.pending.len() + frame.len()) as u64;
         let rewritten = self.make_room(frame.len(), table);
-        // A full disk must not keep a slot from being freed while the budget allows another frame.
+        // On a full disk, slots must still be freeable while the budget has room for a frame.
         let most = self.settings.manifest_bytes(self.settings.blocks);
         if self.damaged || end > most {
             rewritten?;
@@ -101,7 +101,7 @@ impl Manifest {
         self.pending.extend(frame);
         let gather = self.settings.durability == Durability::None;
         let due = !gather || self.pending.len() >= GATHER;
-        // On an error the frame does not count: the next write starts at the same offset.
+        // On an error the frame does not count, and the next write starts at the same offset.
         if due && let Err(error) = self.flush() {
             self.pending.truncate(before);
             return Err(error);
@@ -110,7 +110,7 @@ impl Manifest {
         Ok(at)
     }
 
-    /// Writes the pending frames.
+    /// Write the pending frames.
     pub(crate) fn flush(&mut self) -> Result<()> {
         if self.pending.is_empty() {
             return Ok(());
@@ -123,7 +123,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// Reads the frames of `blocks`, which are sorted by offset; `None` for a damaged one.
+    /// Read the frames of `blocks`, sorted by offset. Damaged frames give `None`.
     pub(crate) fn each(
         &self,
         blocks: &[(u32, Entry)],
@@ -150,8 +150,8 @@ impl Manifest {
         Ok(())
     }
 
-    /// Rewrites the manifest with the blocks that `keep` accepts, as it changed them. The others
-    /// are freed, and so are those with damaged frames.
+    /// Rewrite the manifest with the blocks accepted and possibly changed by `keep`. All remaining
+    /// blocks are freed, including blocks with damaged frames.
     pub(crate) fn rewrite(
         &mut self,
         table: &Mutex<Table>,
@@ -165,7 +165,7 @@ impl Manifest {
         let next = self.folder.join(NEXT);
         let file = quarantine::create(&*self.device, &self.folder, NEXT)
             .map_err(|error| self.failed("opening", NEXT, error))?;
-        // Later frames get higher sequences, even where the frames that had these are dropped.
+        // Later frames get higher sequences, even after dropped frames.
         let mut bytes = frame::head(&self.settings, last);
         let (mut start, mut kept, mut freed, mut reasons) = (0, vec![], vec![], vec![]);
         self.each(&blocks, |slot, entry, put| {
@@ -191,7 +191,7 @@ impl Manifest {
         })?;
         write_full(&*file, &mut [IoSlice::new(&bytes)], start)
             .map_err(|error| self.failed("writing", NEXT, error))?;
-        // Before the rename, or a crash could leave a named but empty manifest.
+        // Before the rename, or a crash could leave an empty manifest under the final name.
         file.sync().map_err(|error| self.failed("syncing", NEXT, error))?;
         self.device
             .rename(&next, &self.folder.join(NAME))
@@ -208,7 +208,7 @@ impl Manifest {
             table.forget(slot);
         }
         drop(table);
-        // Until the rename is durable, a crash may bring the old file back.
+        // Until the rename is durable, a crash may bring back the old file.
         self.damaged = true;
         self.device
             .sync_folder(&self.folder)

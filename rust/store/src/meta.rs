@@ -10,13 +10,13 @@ pub struct Meta {
     pub age: u64,
     /// Number of uses.
     pub uses: u32,
-    /// Blocks of its session.
+    /// Blocks of the session.
     pub session_blocks: u32,
-    /// Its cost; NaN if the policy decides.
+    /// Cost, or NaN to let the policy decide.
     pub cost: f64,
-    /// Remaining nanoseconds of its priority; `u64::MAX` for no end.
+    /// Remaining nanoseconds of its priority. `u64::MAX` for no end.
     pub ttl: u64,
-    /// Its priority plus one; 0 for none.
+    /// Priority plus one, or 0 for none.
     pub priority: u8,
 }
 
@@ -27,7 +27,7 @@ impl Default for Meta {
 }
 
 impl Meta {
-    /// The same, `elapsed` nanoseconds later.
+    /// Metadata after `elapsed` nanoseconds.
     #[must_use]
     pub fn later(self, elapsed: u64) -> Self {
         let ttl = if self.ttl == u64::MAX { u64::MAX } else { self.ttl.saturating_sub(elapsed) };

@@ -1,7 +1,7 @@
-//! Opening a store: takes the lock, reads the manifest, cleans up the folder.
+//! Opening of a store: takes the lock, reads the manifest, cleans up the folder.
 //!
-//! Invariant: one writer; others only read. Files of another identity are not touched. Cost: one
-//! pass over the manifest; no segment is read.
+//! Invariant: a single writer, any number of readers. Files of a different identity are not
+//! touched. Cost: a pass over the manifest. No segment is read.
 
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
@@ -21,22 +21,22 @@ use crate::settings::Settings;
 use crate::store::{LOCK, Store};
 use crate::table::Table;
 
-/// Name of a file in both parts of a store in two folders, which earlier versions wrote.
+/// File name in both parts of a two-folder store of earlier versions.
 const PAIR: &str = "pair";
 
-/// How often a lock may be replaced while it is taken.
+/// Maximum number of lock file replacements while locking.
 const TRIES: usize = 8;
 
-/// A store in a folder, as its manifest describes it.
+/// A listed store.
 #[derive(Debug)]
 pub struct Listed {
-    /// The store's folder.
+    /// Folder of the store.
     pub folder: PathBuf,
-    /// Its settings; or why they cannot be read.
+    /// Settings, or the reason for a failed read.
     pub settings: Result<Settings>,
 }
 
-/// The stores in a folder; none if it does not exist.
+/// List the stores in a folder. Empty if the folder does not exist.
 ///
 /// # Errors
 /// The device's errors.
@@ -58,7 +58,7 @@ pub fn stores(device: &dyn Device, folder: &Path) -> Result<Vec<Listed>> {
         .collect())
 }
 
-/// A manifest's settings and its file.
+/// Settings and file of a manifest.
 fn described(device: &dyn Device, folder: &Path) -> Result<(Settings, Arc<dyn File>)> {
     let path = folder.join(manifest::NAME);
     let failed = |error| Error::io(format!("reading {}", path.display()), error);
@@ -76,7 +76,7 @@ fn other_version(path: &Path, found: u32) -> Error {
     Error::config(format!("{path} is of format {found}, this version reads format {VERSION}"))
 }
 
-/// Refuses a part of a store in two folders; the one without the manifest is `folder.second`.
+/// Refuse a part of a two-folder store. The part without the manifest is `folder.second`.
 fn one_folder(device: &dyn Device, folder: &Path) -> Result<()> {
     let second = folder.with_extension("second");
     let part = [folder, &second]
@@ -93,7 +93,7 @@ fn two_folders(folder: &Path) -> Error {
     ))
 }
 
-/// The locked file, or why another process has the lock.
+/// Lock a folder. Returns the lock file, or the reason for its refusal.
 fn take_lock(
     device: &mut Arc<dyn Device>,
     folder: &Path,
@@ -106,7 +106,7 @@ fn take_lock(
     let path = folder.join(LOCK);
     let mut file = device.open(&path, Access::Write)?;
     let mut free = file.try_lock()?;
-    // Its last holder may have removed it with the store, and another process made it again.
+    // The last holder may have removed it with the store, and a new process created it again.
     for _ in 0..TRIES {
         if !free || file.is_at(&path) {
             break;
@@ -115,12 +115,12 @@ fn take_lock(
         free = file.try_lock()?;
     }
     if free {
-        // A writer must be able to create files here: a rewrite needs one.
+        // A writer must be able to create files, because a rewrite does.
         match quarantine::create(device, folder, manifest::NEXT) {
             Err(error) if forbidden(&error) => return Err(error),
             _ => {}
         }
-        // Informative only: the lock itself decides.
+        // For information only: the lock itself decides.
         let line = format!("process {}\n", std::process::id());
         let _ = file.set_len(0);
         let _ = write_full(&*file, &mut [IoSlice::new(line.as_bytes())], 0);
@@ -134,15 +134,15 @@ fn take_lock(
 }
 
 impl Store {
-    /// Opens the store of these settings under `folder`, or creates it. It is read-only if another
-    /// process has the lock or the folder forbids writes.
+    /// Open the store of these settings under `folder`, or create it. It is read-only if a
+    /// different process has the lock or the folder forbids writes.
     ///
     /// # Errors
-    /// [`Error::Config`] for settings out of range or in conflict with the manifest; the device's
-    /// errors.
+    /// [`Error::Config`] for settings out of range or in conflict with the manifest, or the
+    /// device's errors.
     pub fn open(mut device: Arc<dyn Device>, folder: &Path, settings: Settings) -> Result<Self> {
         settings.check()?;
-        // The path is compared with the held folder later, whatever the working directory is then.
+        // The path is compared with the held folder later, when the working directory may differ.
         let folder = &std::path::absolute(folder)
             .map_err(|error| Error::io(format!("finding {}", folder.display()), error))?;
         let own = folder.join(settings.folder_name());
@@ -151,7 +151,7 @@ impl Store {
         let (guard, refusal) = match take_lock(&mut device, &own) {
             Ok(Ok(guard)) => (Some(guard), None),
             Ok(Err(why)) => (None, Some(why)),
-            // A reader needs a manifest; without one a folder that forbids writes is an error.
+            // A reader needs a manifest. Without a manifest, a read-only folder is an error.
             Err(error) if forbidden(&error) && device.open(&path, Access::Read).is_ok() => {
                 (None, Some(format!("nothing may be written here ({error})")))
             }
@@ -164,7 +164,7 @@ impl Store {
             // Make the names of new folders durable, each in its parent.
             for parent in folder.parent().into_iter().chain([&**folder]) {
                 match store.device.sync_folder(parent) {
-                    // A parent folder that this user cannot open was not created by us either.
+                    // A parent folder this user cannot open was not created by this call.
                     Err(error) if !forbidden(&error) => {
                         return Err(Error::io(format!("syncing {}", parent.display()), error));
                     }
@@ -175,15 +175,15 @@ impl Store {
         Ok(store)
     }
 
-    /// Opens a store read-only, with the settings of its manifest.
+    /// Open a store read-only, with the settings of its manifest.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no good manifest; the device's errors.
+    /// [`Error::Config`] without a good manifest, or the device's errors.
     pub fn inspect(device: Arc<dyn Device>, folder: &Path) -> Result<Self> {
         one_folder(&*device, folder)?;
         let device = match device.hold(folder) {
             Ok(Some(held)) => held,
-            // Reading the manifest says what is wrong.
+            // Reading the manifest below reports the problem.
             Ok(None) | Err(_) => device,
         };
         let (settings, file) = described(&*device, folder)?;
@@ -209,7 +209,7 @@ impl Store {
             match scan::head(&*file).map_err(failed)? {
                 Head::Version(version) => return Err(other_version(&path, version)),
                 Head::TwoFolders => return Err(two_folders(&folder)),
-                // The folder's name is only a prefix of the identity: another store may share it.
+                // The folder's name is only a prefix of the identity, so two stores may share it.
                 Head::Good(other, ..) if other.identity != settings.identity => {
                     let other = other.folder_name();
                     reasons.push(format!("manifest: of identity {other}"));
@@ -221,7 +221,7 @@ impl Store {
                 Head::Good(known, sequence, length) => {
                     fits(&settings, &known)?;
                     table.skip_to(sequence);
-                    // The old manifest may be as long as a larger budget allowed.
+                    // The old manifest may be longer, from a larger budget.
                     blocks = blocks.max(known.blocks);
                     found.exact &= known.blocks == settings.blocks && known.about == settings.about;
                     found.end = length as u64;
@@ -232,17 +232,17 @@ impl Store {
                 }
             }
         }
-        // Also after a bad header: frames are found by their own checksums.
+        // Also after a bad header: frames have separate checksums.
         if let Some(file) = &found.file {
             found.end =
                 scan::frames(&**file, found.end, blocks, &settings, &mut table, &mut reasons)
                     .map_err(failed)?;
         }
-        // A writer holds its folder since it has the lock. A reader may lack it.
+        // A writer already holds its folder. A reader may lack it.
         if let Ok(Some(held)) = device.hold(&folder) {
             device = held;
         }
-        // Opens for direct I/O once, so that a refusal shows now and not at the first block.
+        // Open once for direct I/O, to detect a refusal now instead of at the first block.
         drop(device.open_bulk(&folder.join(LOCK), Access::Read));
         let access = if guard.is_some() { Access::Write } else { Access::Read };
         let segments = Segments::new(Arc::clone(&device), folder.clone(), &settings, access);
@@ -274,7 +274,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Prepares a writer: valid header, no tail after the last frame, no leftovers.
+    /// Prepare a writer: valid header, no tail after the last frame, no leftovers.
     fn begin(&self, exact: bool) -> Result<()> {
         self.device
             .sync_folder(&self.folder)
@@ -289,7 +289,7 @@ impl Store {
                 Error::io(format!("cutting {} at {len}", path.display()), error)
             };
             match manifest.file.clone().filter(|_| exact) {
-                // The next frame must not be followed by an old tail.
+                // No old tail may follow the next frame.
                 Some(file) if file.size().map_err(failed)?.len > len => {
                     file.set_len(len).map_err(failed)?;
                 }
@@ -301,25 +301,25 @@ impl Store {
     }
 }
 
-/// Message for a folder whose lock file is unusable.
+/// Message for a folder with an unusable lock file.
 fn no_lock(folder: &Path, error: &io::Error) -> String {
     format!("{}: {error}; without it the store is read-only", folder.join(LOCK).display())
 }
 
-/// Manifest as found.
+/// A found manifest.
 #[derive(Default)]
 struct Found {
     file: Option<Arc<dyn File>>,
-    /// The end of the last good frame.
+    /// End of the last good frame.
     end: u64,
-    /// Whether it can be appended to: its header equals the settings, and it is writable.
+    /// Whether appending is possible: its header equals the settings, and it is writable.
     exact: bool,
-    /// Its defects.
+    /// Defects.
     reasons: Vec<String>,
 }
 
 impl Found {
-    /// Finds the manifest. An unusable file counts as none; a writer quarantines it.
+    /// Find the manifest. An unusable file counts as missing, and a writer quarantines it.
     fn in_folder(device: &dyn Device, folder: &Path, writes: bool) -> Result<Self> {
         let path = folder.join(manifest::NAME);
         let failed = |error| Error::io(format!("opening {}", path.display()), error);
@@ -328,7 +328,7 @@ impl Found {
             Ok(file) if !writes => Ok(Self { file: Some(file), exact: true, ..Self::default() }),
             Ok(file) => match device.open(&path, Access::Write) {
                 Ok(file) => Ok(Self { file: Some(file), exact: true, ..Self::default() }),
-                // Its frames count; the rewrite replaces the file.
+                // Its frames count. The rewrite replaces the file.
                 Err(error) if unusable(&error) => {
                     let reasons = vec![format!("manifest: {error}; written anew")];
                     Ok(Self { file: Some(file), reasons, ..Self::default() })
@@ -351,7 +351,7 @@ impl Found {
     }
 }
 
-/// Refuses another geometry under the same identity: the identity should have included it.
+/// Refuse a different geometry under the same identity. The identity should include it.
 fn fits(wanted: &Settings, known: &Settings) -> Result<()> {
     for (name, wanted, known) in [
         ("layers", u64::from(wanted.layers), u64::from(known.layers)),

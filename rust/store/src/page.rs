@@ -1,13 +1,13 @@
-//! Header page of a slot: identifies the block and has the checksums of its layers.
+//! Header page of a slot: names the block and has the checksums of its layers.
 //!
 //! ```text
 //!   0 magic  8 checksum of 16..  16 version  20 record length  24 sequence  32 identity  64 key
 //!   96 slot  100 layers.lo  102 layers.hi  104 checksum per layer  then the record, zeros to pages
 //! ```
 //!
-//! A slot has two, so that an extension writes the unused one. Invariant: a page is valid only
-//! complete, in its own slot and store; readers take the valid page of their key with the highest
-//! sequence. Cost: one hash of about 4 KiB.
+//! A slot has two header pages, so an extension can write the unused page. Invariant: a page is
+//! valid only if complete, in its slot and store. Readers take the valid page of their key with the
+//! highest sequence. Cost: a hash of about 4 KiB.
 
 use kvtrie_core::{BlockKey, Layers, Record};
 use xxhash_rust::xxh3::xxh3_64;
@@ -23,18 +23,18 @@ pub(crate) struct Page<'a> {
     pub(crate) sequence: u64,
     pub(crate) key: BlockKey,
     pub(crate) layers: Layers,
-    /// A checksum per layer of the model; zero for layers not stored.
+    /// Checksum per layer of the model. Zero for missing layers.
     sums: &'a [u8],
     pub(crate) record: &'a [u8],
 }
 
 impl Page<'_> {
-    /// The checksum of a layer.
+    /// Checksum of a layer.
     pub(crate) fn sum(&self, layer: u16) -> u64 {
         word(self.sums, 8 * usize::from(layer))
     }
 
-    /// The checksums of all layers.
+    /// Checksums of all layers.
     pub(crate) fn sums(&self) -> Vec<u64> {
         (0..self.sums.len() / 8).map(|at| word(self.sums, 8 * at)).collect()
     }
@@ -55,7 +55,7 @@ pub(crate) struct Contents<'a> {
     pub(crate) record: &'a [u8],
 }
 
-/// Encodes a page.
+/// Encode a page.
 pub(crate) fn encode(settings: &Settings, page: &Contents<'_>) -> Vec<u8> {
     let mut out = Vec::with_capacity(2 * settings.header_bytes());
     out.extend(MAGIC);
@@ -76,7 +76,7 @@ pub(crate) fn encode(settings: &Settings, page: &Contents<'_>) -> Vec<u8> {
     out
 }
 
-/// Decodes a page, or says why it is invalid.
+/// Decode a page. The error names the defect.
 pub(crate) fn decode<'a>(
     settings: &Settings,
     slot: u32,
@@ -120,8 +120,8 @@ pub(crate) fn decode<'a>(
     })
 }
 
-/// The valid page of `key` with the highest sequence, or with exactly `sequence`, and its index; or
-/// why there is none.
+/// Choose the valid page of `key` with the highest sequence, or with exactly `sequence`. Returns
+/// its index and the page, or the reasons if there is none.
 pub(crate) fn choose<'a>(
     settings: &Settings,
     slot: u32,
@@ -156,12 +156,12 @@ pub(crate) fn choose<'a>(
     }
 }
 
-/// Eight bytes at `at`.
+/// Eight bytes at `at`, as an integer.
 pub(crate) fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]))
 }
 
-/// Four bytes at `at`.
+/// Four bytes at `at`, as an integer.
 pub(crate) fn half(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]))
 }

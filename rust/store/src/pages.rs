@@ -1,7 +1,7 @@
 //! Page-aligned memory for direct I/O.
 //!
-//! Invariant: it starts on a page, its length is a multiple of a page, and it is never resized.
-//! Cost: one allocation, a page longer than the length.
+//! Invariant: starts on a page, has a multiple of the page size, and is never resized. Cost: an
+//! allocation, one page longer than the length.
 
 /// Page-aligned memory.
 #[derive(Debug)]
@@ -14,13 +14,13 @@ pub struct Pages {
 /// Bytes of a page.
 pub(crate) const SIZE: usize = 4096;
 
-/// Whether direct I/O can use this memory as it is.
+/// Whether direct I/O can use this memory.
 pub(crate) fn paged(bytes: &[u8]) -> bool {
     bytes.as_ptr().addr().is_multiple_of(SIZE) && bytes.len().is_multiple_of(SIZE)
 }
 
 impl Pages {
-    /// Zeros, `len` bytes rounded up to whole pages.
+    /// Allocate `len` zero bytes, rounded up to whole pages.
     #[must_use]
     pub fn new(len: usize) -> Self {
         let len = len.next_multiple_of(SIZE);

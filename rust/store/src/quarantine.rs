@@ -1,7 +1,7 @@
 //! Quarantine: renames unusable files out of the way.
 //!
-//! Invariant: only the writer does it; no file is lost, not even an earlier quarantined one. Cost:
-//! a listing of the folder and a rename.
+//! Invariant: only the writer renames, and no file is lost, not even an earlier quarantined file.
+//! Cost: a listing of the folder and a rename.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -15,7 +15,7 @@ use crate::regular::is_not_regular;
 /// Suffix of an unusable file.
 pub(crate) const UNUSABLE: &str = "aside";
 
-/// Renames `name` to `name.why`, or to the first free of `name.why.2`, …; returns the new name.
+/// Rename `name` to `name.why`, or to the first free of `name.why.2`, …. Returns the new name.
 pub(crate) fn quarantine(
     device: &dyn Device,
     folder: &Path,
@@ -34,7 +34,7 @@ pub(crate) fn quarantine(
     Ok(free)
 }
 
-/// Creates a new file `name`, replacing any old one.
+/// Create a new file `name`, replacing any old file.
 pub(crate) fn create(device: &dyn Device, folder: &Path, name: &str) -> io::Result<Arc<dyn File>> {
     let path = folder.join(name);
     match device.open(&path, Access::Fresh) {

@@ -1,15 +1,15 @@
 //! Reads: layers of blocks into the caller's memory, verified there.
 //!
-//! Several blocks are in flight together; checksums of arrived pieces are computed while the device
-//! works on the next ones.
+//! Several blocks are in flight together. Checksums of arrived pieces are computed while the device
+//! transfers the next pieces.
 //!
 //! ```text
 //!   waiting ─begin─> header + pieces in flight ─done─> unverified ─between─> compare ─> result
 //! ```
 //!
-//! Invariant: every read is verified against its key, over the bytes that the caller gets. Cost:
-//! one operation for the header pages and one per megabyte; a hash of all bytes; a copy if direct
-//! I/O needs full pages and memory or layers are not.
+//! Invariant: every read is verified against its key, over the bytes in the caller's memory. Cost:
+//! an operation for the header pages, an operation per megabyte, and a hash of all bytes. A copy if
+//! direct I/O needs full pages and the memory or the layers are not aligned.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,23 +25,23 @@ use crate::settings::{Settings, hex};
 use crate::store::Store;
 use crate::work::{Bytes, Op, Transferred, Work};
 
-/// Target bytes of an operation, unless one layer is larger.
+/// Target bytes of an operation. A larger layer is still a single operation.
 pub(crate) const PIECE: usize = 1 << 20;
 
 /// Layers of a block to read.
 #[derive(Debug)]
 pub struct BlockRead<'a> {
-    /// Its key.
+    /// Block key.
     pub key: &'a BlockKey,
-    /// Its slot.
+    /// Slot.
     pub slot: u32,
-    /// The layers.
+    /// Layers.
     pub layers: Layers,
     /// Destination of the layers, consecutively.
     pub out: &'a mut [u8],
 }
 
-/// The first of `layers` that one operation transfers.
+/// Prefix of `layers` for a single operation.
 pub(crate) fn piece(settings: &Settings, layers: Layers) -> Layers {
     let most = u16::try_from(PIECE / settings.stride()).unwrap_or(u16::MAX).max(1);
     Layers::new(layers.lo, layers.hi.min(layers.lo.saturating_add(most)))
@@ -59,9 +59,9 @@ struct Block<'s, 'a> {
     sums: Vec<u64>,
     header: Option<Pages>,
     in_flight: usize,
-    /// Operations that arrived and are not verified.
+    /// Number of arrived, unverified operations.
     unverified: usize,
-    /// Whether the device is done with it.
+    /// Whether the device has transferred everything.
     moved: bool,
     error: Option<Error>,
     _claim: Claim<'s>,
@@ -72,30 +72,30 @@ struct Reads<'s, 'a> {
     store: &'s Store,
     waiting: VecDeque<(usize, BlockRead<'a>)>,
     blocks: Vec<Option<Block<'s, 'a>>>,
-    /// Blocks whose slots are claimed, and those of them that the device still works on.
+    /// Number of blocks with a slot claim, and of blocks with device work.
     held: usize,
     active: usize,
     depth: usize,
     retry: VecDeque<Op<'a>>,
-    /// Operations that arrived and are not verified.
+    /// Arrived, unverified operations.
     arrived: VecDeque<Op<'a>>,
     results: Vec<Result<()>>,
 }
 
 impl Store {
-    /// Reads layers of a block into `out` and verifies them. On an error `out` is undefined.
+    /// Read layers of a block into `out` and verify them. On an error `out` is undefined.
     ///
     /// # Errors
-    /// [`Error::Bad`] if the slot does not hold these layers of this block unchanged; a writer
-    /// removes a damaged block. [`Error::Io`] if the device failed; [`Error::Config`] for wrong
+    /// [`Error::Bad`] if the slot does not hold these layers of this block undamaged. A writer
+    /// removes a damaged block. [`Error::Io`] if the device failed. [`Error::Config`] for wrong
     /// arguments.
     pub fn read(&self, key: &BlockKey, slot: u32, layers: Layers, out: &mut [u8]) -> Result<()> {
         let wanted = vec![BlockRead { key, slot, layers, out }];
         self.read_many(wanted, 1).pop().unwrap_or(Ok(()))
     }
 
-    /// Reads several blocks, up to `depth` of them at once, each as [`Store::read`]; returns their
-    /// results in the given order.
+    /// Read several blocks, up to `depth` at once, each like [`Store::read`]. Returns their results
+    /// in the given order.
     pub fn read_many(&self, wanted: Vec<BlockRead<'_>>, depth: usize) -> Vec<Result<()>> {
         let mut reads = Reads {
             store: self,
@@ -112,7 +112,7 @@ impl Store {
         reads.results
     }
 
-    /// Checks that the block's layers are in the table.
+    /// Check for the block's layers in the table.
     fn look(&self, wanted: &BlockRead<'_>) -> Result<()> {
         let BlockRead { key, slot, layers, .. } = *wanted;
         let found = lock(&self.table).get(slot);
@@ -126,14 +126,14 @@ impl Store {
         Ok(())
     }
 
-    /// Reads both header pages of a slot.
+    /// Read both header pages of a slot.
     pub(crate) fn headers(&self, slot: u32) -> Result<Vec<u8>> {
         let mut both = vec![0; 2 * self.settings.header_bytes()];
         self.segments.read(slot, 0, &mut both)?;
         Ok(both)
     }
 
-    /// Reads layers one by one and verifies them; the slot is claimed.
+    /// Read layers individually and verify them. The slot is claimed.
     pub(crate) fn prove(&self, key: &BlockKey, slot: u32, layers: Layers) -> Result<()> {
         if layers.is_empty() {
             return Ok(());
@@ -148,7 +148,7 @@ impl Store {
         })
     }
 
-    /// Verifies checksums of layers against a slot's header pages.
+    /// Verify checksums of layers against a slot's header pages.
     fn compare(
         &self,
         key: &BlockKey,
@@ -193,7 +193,8 @@ impl<'a> Work<'a> for Reads<'_, 'a> {
                     }
                 }
             }
-            // Blocks beyond `depth` only wait for verification; twice as many bound the memory.
+            // Blocks beyond `depth` only wait for verification. A limit of twice the depth bounds
+            // the memory.
             if self.active == self.depth || self.held == 2 * self.depth {
                 return None;
             }
@@ -246,17 +247,17 @@ impl<'a> Work<'a> for Reads<'_, 'a> {
 }
 
 impl<'a> Reads<'_, 'a> {
-    /// The first operation of a block; `None` if another call has its slot.
+    /// First operation of a block. `None` if a different call has claimed its slot.
     fn begin(&mut self, at: usize, wanted: BlockRead<'a>) -> Result<Option<Op<'a>>> {
         let store = self.store;
         store.check(wanted.slot, wanted.layers, wanted.out.len())?;
-        // A call waits for a slot only while it holds none, so that two calls cannot deadlock.
+        // A call waits for a slot only while it holds none, so two calls cannot deadlock.
         let claim = if self.held == 0 {
             store.claims.one(wanted.slot)
         } else if let Some(claim) = store.claims.now(wanted.slot) {
             claim
         } else {
-            // Retried when the blocks held now have ended.
+            // Retried after the end of the held blocks.
             self.waiting.push_front((at, wanted));
             return Ok(None);
         };
@@ -293,7 +294,7 @@ impl<'a> Reads<'_, 'a> {
         Ok(Some(op))
     }
 
-    /// Finishes a block that has nothing in flight, left or unverified.
+    /// Finish a block with nothing in flight, left or unverified.
     fn finish(&mut self, at: usize) {
         if let Some(block) = &mut self.blocks[at] {
             let moved = block.in_flight == 0 && block.left.is_empty();
@@ -315,12 +316,12 @@ impl<'a> Reads<'_, 'a> {
 
 impl<'a> Block<'_, 'a> {
     fn fail(&mut self, error: Error) {
-        // The first error is kept: later ones may follow from it.
+        // Keep the first error, because later errors may follow from it.
         self.error.get_or_insert(error);
         self.left = Layers::NONE;
     }
 
-    /// The next layers as an operation.
+    /// Next layers as an operation.
     fn piece(&mut self, store: &Store, owner: usize) -> Result<Op<'a>> {
         let settings = &store.settings;
         let (each, stride) = (settings.layer_bytes, settings.stride());
@@ -340,7 +341,7 @@ impl<'a> Block<'_, 'a> {
         Ok(Op::new(file, at, bytes, owner, layers))
     }
 
-    /// Takes the bytes of a finished operation.
+    /// Take the bytes of a finished operation.
     fn take(&mut self, settings: &Settings, op: Op<'a>) {
         let (each, stride) = (settings.layer_bytes, settings.stride());
         let first = usize::from(op.layers.lo.saturating_sub(self.layers.lo));

@@ -1,8 +1,8 @@
-//! Opening of files: regular ones only, and never through a symbolic link.
+//! Opening of files: regular files only, never through a symbolic link.
 //!
-//! Invariant: the file is regular, its folder is no link, and a file opened for writing has no
-//! other hard link, so that nothing outside the folder changes; a pipe, a socket or a device is not
-//! even opened. Links above the folder are the user's and are followed. Cost: seven system calls.
+//! Invariant: the file is regular, its folder is no link, and a file opened for writing has a
+//! single hard link, so nothing outside the folder changes. Pipes, sockets and devices are not even
+//! opened. Links above the folder are the user's choice and are followed. Cost: seven system calls.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use crate::device::Access;
 
-/// Error: the path is no regular file of the folder's own.
+/// Error: the path is not a regular file in the folder.
 #[derive(Debug)]
 struct NotRegular(String);
 
@@ -35,12 +35,12 @@ fn not_regular(what: impl Into<String>) -> io::Error {
     io::Error::other(NotRegular(what.into()))
 }
 
-/// Whether an error says that the path is no regular file of the folder's own.
+/// Whether an error is a [`NotRegular`].
 pub(crate) fn is_not_regular(error: &io::Error) -> bool {
     error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<NotRegular>)
 }
 
-/// Whether a device refuses permanently.
+/// Whether the device refuses permanently.
 pub(crate) fn forbidden(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
 }
@@ -56,7 +56,7 @@ fn kind(of: FileType) -> &'static str {
     }
 }
 
-/// Refuses `path` unless it is a folder and no link to one.
+/// Check for a folder at `path` that is not a link.
 pub(crate) fn check_folder(path: &Path) -> io::Result<()> {
     let stat = rustix::fs::lstat(path)?;
     match FileType::from_raw_mode(stat.st_mode) {
@@ -65,7 +65,7 @@ pub(crate) fn check_folder(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Refuses anything but a regular file.
+/// Check for a regular file.
 pub(crate) fn check_regular(found: &Stat) -> io::Result<()> {
     match FileType::from_raw_mode(found.st_mode) {
         FileType::RegularFile => Ok(()),
@@ -73,7 +73,7 @@ pub(crate) fn check_regular(found: &Stat) -> io::Result<()> {
     }
 }
 
-/// A handle of the folder at `path`, for names in it.
+/// Open a handle of the folder at `path`, for names in it.
 pub(crate) fn folder(path: &Path) -> io::Result<OwnedFd> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     let mut flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -88,18 +88,18 @@ pub(crate) fn folder(path: &Path) -> io::Result<OwnedFd> {
     }
 }
 
-/// Whether `path` still leads to the folder or the file of a handle.
+/// Whether `path` still leads to the folder or file of a handle.
 pub(crate) fn leads_to(path: &Path, held: impl AsFd) -> bool {
     let place = |stat: Stat| (stat.st_dev, stat.st_ino);
     let Ok(known) = rustix::fs::fstat(held) else { return true };
     match rustix::fs::stat(path) {
         Ok(found) => place(found) == place(known),
-        // Other errors may pass: a network that is away says nothing about it.
+        // The remaining errors may be temporary, for example a disconnected network.
         Err(error) => !matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP),
     }
 }
 
-/// Opens a file of a folder, with flags beyond those of `access`.
+/// Open a file of a folder, with flags in addition to `access`.
 pub(crate) fn open(
     folder: impl AsFd,
     name: &OsStr,
@@ -108,7 +108,7 @@ pub(crate) fn open(
 ) -> io::Result<fs::File> {
     match statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => match FileType::from_raw_mode(stat.st_mode) {
-            // Truncating in place would also truncate it under its other hard links.
+            // Truncating in place would also truncate it under further hard links.
             other if access == Access::Fresh && other != FileType::Directory => {
                 unlinkat(&folder, name, AtFlags::empty())?;
             }
@@ -118,7 +118,7 @@ pub(crate) fn open(
         Err(Errno::NOENT) => {}
         Err(error) => return Err(error.into()),
     }
-    // Another process may replace the file in between: open without waiting for a peer, then check.
+    // A different process may replace the file in between, so open without blocking, then check.
     let mut flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC | more;
     flags.insert(match access {
         Access::Read => OFlags::RDONLY,
@@ -133,7 +133,7 @@ pub(crate) fn open(
     if access != Access::Read && data.nlink() > 1 {
         return Err(not_regular(format!("a file with {} names (hard links)", data.nlink())));
     }
-    // io_uring would return EAGAIN instead of waiting on a non-blocking file.
+    // On a non-blocking file, io_uring would return EAGAIN instead of waiting.
     fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
     Ok(file)
 }

@@ -1,8 +1,8 @@
 //! `io_uring`, the kernel's I/O queue.
 //!
-//! Invariant: while the kernel has an operation, its memory and file stay in place and are used by
-//! it alone; `run` never returns or unwinds before the kernel has returned all of them. Cost: one
-//! system call for several operations; no allocation per operation.
+//! Invariant: while the kernel has an operation, its memory and file stay in place and are used
+//! only by the kernel. `run` never returns or unwinds before the kernel has returned all of them.
+//! Cost: a system call for several operations, without an allocation per operation.
 
 #![expect(
     unsafe_code,
@@ -21,13 +21,13 @@ use crate::work::{Op, Work};
 /// Limit of operations in flight per ring.
 const DEPTH: u32 = 64;
 
-/// Byte limit of one operation; the kernel counts in 31 bits.
+/// Byte limit of an operation. The kernel counts in 31 bits.
 const MOST: u32 = 1 << 30;
 
 /// Pool of idle rings.
 #[derive(Default)]
 pub(crate) struct Rings {
-    /// With the process: a child after `fork` shares the kernel's side of its parent's rings.
+    /// With the process id: a child after `fork` shares the kernel's side of its parent's rings.
     idle: Mutex<Vec<(u32, IoUring)>>,
 }
 
@@ -37,7 +37,7 @@ impl std::fmt::Debug for Rings {
     }
 }
 
-/// Operations that the kernel has.
+/// Operations in the kernel.
 struct Flight<'r, 'a> {
     ring: &'r mut IoUring,
     ops: Vec<Option<Op<'a>>>,
@@ -45,7 +45,7 @@ struct Flight<'r, 'a> {
 }
 
 impl Rings {
-    /// Checks that the kernel supports rings; keeps one.
+    /// Check for kernel support, and keep a ring.
     pub(crate) fn probe(&self) -> io::Result<()> {
         let ring = Self::make()?;
         lock(&self.idle).push((std::process::id(), ring));
@@ -63,10 +63,10 @@ impl Rings {
         }
     }
 
-    /// Runs all of a work's operations; `file` gives an operation's descriptor.
+    /// Run all operations of a work. `file` returns an operation's descriptor.
     ///
     /// # Errors
-    /// No ring could be made; the work was not called then.
+    /// No ring could be created. The work was not called then.
     pub(crate) fn run<'a>(
         &self,
         work: &mut dyn Work<'a>,
@@ -77,7 +77,7 @@ impl Rings {
         let mut ring = match found {
             Some((owner, ring)) if owner == process => ring,
             other => {
-                // A parent's ring, whose mappings a child does not inherit: it cannot be dropped.
+                // A parent's ring. A child does not inherit its mappings, so it cannot be dropped.
                 std::mem::forget(other);
                 Self::make()?
             }
@@ -99,7 +99,7 @@ impl Rings {
             while work.between() {
                 more = true;
                 if !flight.ring.completion().is_empty() {
-                    // Completions are there: feed the device before hashing on.
+                    // Completions have arrived: feed the device before further hashing.
                     break;
                 }
             }
@@ -133,12 +133,12 @@ impl<'a> Flight<'_, 'a> {
         let entry = entry.user_data(at as u64);
         self.ops[at] = Some(op);
         // SAFETY: the operation owns the memory and the file until its completion is seen, and
-        // dropping `self` waits for that. The queue is as long as `ops`.
+        // dropping `self` waits for it. The queue is as long as `ops`.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         assert!(pushed.is_ok(), "a ring has room for {DEPTH} operations");
     }
 
-    /// Submits new entries, if there are any.
+    /// Submit new entries, if any.
     fn submit(&mut self) {
         if !self.ring.submission().is_empty() {
             self.enter(0);
@@ -154,13 +154,13 @@ impl<'a> Flight<'_, 'a> {
                     | io::ErrorKind::ResourceBusy
             );
             if !passes {
-                // The kernel may still write to memory that unwinding would free.
+                // The kernel may still write to memory freed by unwinding.
                 std::process::abort();
             }
         }
     }
 
-    /// Waits for one completion and takes all that have arrived.
+    /// Wait for a completion and take all arrived completions.
     fn wait(&mut self) -> Vec<(Op<'a>, io::Result<usize>)> {
         self.enter(1);
         let mut done = Vec::new();

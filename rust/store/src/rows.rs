@@ -1,9 +1,9 @@
-//! Listing of all blocks for a starting manager, and saving of their metadata: of a few by a
-//! running one, of all by a stopping one.
+//! Listing of all blocks for a starting manager, and saving of their metadata: of a few blocks by a
+//! running manager, of all blocks by a stopping manager.
 //!
-//! Invariant: ages grow by the wall clock between save and listing, by nothing if it went
-//! backwards; parents come before their children. Cost: one pass over the manifest, a hash per
-//! block, and a sort of integers; of a few blocks a hash and a frame each.
+//! Invariant: ages grow by the wall clock between save and listing, or not at all if it went
+//! backwards. Parents come before their children. Cost: a pass over the manifest, a hash per block
+//! and a sort of integers to list, a hash and a frame per block to save a few.
 
 use std::collections::BTreeMap;
 
@@ -19,20 +19,20 @@ use crate::settings::SPARE;
 use crate::store::Store;
 use crate::table::Entry;
 
-/// A block of a store.
+/// A stored block.
 #[derive(Clone, Debug, Default)]
 pub struct StoredBlock {
     /// Its slot.
     pub slot: u32,
     /// Its key.
     pub key: BlockKey,
-    /// Its record; hashing it gave the key.
+    /// Record. Its hash is the key.
     pub record: Record,
     /// The stored layers.
     pub layers: Layers,
-    /// Its metadata, as of now.
+    /// Current metadata.
     pub meta: Meta,
-    /// Whether all blocks before it are stored, up to the first of its scope.
+    /// Whether all preceding blocks are stored, up to the first of its scope.
     pub rooted: bool,
 }
 
@@ -45,22 +45,22 @@ pub struct KeptBlock {
     pub meta: Meta,
 }
 
-/// A block that was used, with its current metadata.
+/// A used block, with its current metadata.
 #[derive(Clone, Copy, Debug)]
 pub struct UsedBlock<'a> {
     /// Its slot.
     pub slot: u32,
-    /// Its record, which names it.
+    /// Record, as the block's name.
     pub record: &'a Record,
     /// Its metadata.
     pub meta: Meta,
 }
 
-/// Up to this many rows a thread costs more than it saves.
+/// Up to this number of rows a thread costs more than it saves.
 const FEW: usize = 10_000;
 
 impl Store {
-    /// All blocks: those with a complete path first, children after parents.
+    /// All blocks: blocks with a complete path first, parents before children.
     ///
     /// # Errors
     /// The device's errors.
@@ -68,7 +68,7 @@ impl Store {
         self.rows_as(wall_now, |row| row)
     }
 
-    /// The same, each converted by `make` while it is in cache.
+    /// All blocks, each converted by `make` while it is in cache.
     ///
     /// # Errors
     /// The device's errors.
@@ -112,13 +112,12 @@ impl Store {
         Ok(order.into_iter().map(row).map(make).collect())
     }
 
-    /// Notes new metadata of some blocks, so that it outlives this process; everything else stays.
-    /// A slot that is free or has another block is skipped. Returns how many were noted. They are
-    /// not synced: what is lost is new metadata, never a block.
+    /// Save new metadata of some blocks. A slot without the block is skipped. Returns the number of
+    /// saved blocks. Not synced: a crash may lose the new metadata, but never a block.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`]; [`Error::Config`] for a slot that does not exist or a record that is too
-    /// long, before anything is noted; the device's errors.
+    /// [`Error::ReadOnly`]. [`Error::Config`] for an invalid slot or a too long record, before
+    /// anything is saved. The device's errors.
     pub fn note_uses(&self, used: &[UsedBlock<'_>], wall_now: u64) -> Result<usize> {
         self.writable()?;
         let mut records = Vec::with_capacity(used.len());
@@ -128,7 +127,7 @@ impl Store {
             self.check_record(record.len())?;
             records.push(record);
         }
-        // Together no longer than what a rewrite leaves room for; others may append in between.
+        // Each batch fits into the room left by a rewrite. Concurrent calls may append in between.
         let together = SPARE / 2 / self.settings.frame_bytes();
         let together = usize::try_from(together).unwrap_or(1).max(1);
         let mut noted = 0;
@@ -147,7 +146,7 @@ impl Store {
             if frames.is_empty() {
                 continue;
             }
-            // On a full disk the room that is left is for frames that free slots.
+            // On a full disk the remaining room is for FREE frames.
             manifest.make_room(bytes.len(), &self.table)?;
             let start = manifest.append(&bytes, &self.table)?;
             noted += frames.len();
@@ -159,12 +158,12 @@ impl Store {
         Ok(noted)
     }
 
-    /// Rewrites the manifest: keeps exactly these blocks, with their new metadata, and frees every
-    /// other slot. A slot that is free already stays free.
+    /// Rewrite the manifest: keep exactly these blocks with their new metadata, and free every
+    /// remaining slot. An already free slot stays free.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`]; [`Error::Config`] for a slot that does not exist or occurs twice; the
-    /// device's errors, after which no block to keep is lost.
+    /// [`Error::ReadOnly`]. [`Error::Config`] for an invalid or repeated slot. The device's errors,
+    /// without losing a block to keep.
     pub fn save(&self, kept: &[KeptBlock], wall_now: u64) -> Result<()> {
         self.writable()?;
         let mut by_slot = BTreeMap::new();
@@ -182,7 +181,7 @@ impl Store {
     }
 }
 
-/// Indexes of the rows whose record does not hash to their key; uses all cores.
+/// Indexes of rows with a record not hashing to their key. Uses all cores.
 fn unproved(rows: &[StoredBlock]) -> Vec<usize> {
     let find = |(first, rows): (usize, &[StoredBlock])| -> Vec<usize> {
         let wrong = |(_, row): &(usize, &StoredBlock)| row.record.key() != row.key;
@@ -200,8 +199,8 @@ fn unproved(rows: &[StoredBlock]) -> Vec<usize> {
     })
 }
 
-/// Runs two functions in parallel. The thread is the call's own, since a child after `fork` has
-/// none of its parent's.
+/// Run two functions in parallel, on a scoped thread: a child after `fork` has none of its parent's
+/// threads.
 fn in_parallel<A: Send, B>(
     rows: usize,
     one: impl FnOnce() -> A + Send,
@@ -217,14 +216,14 @@ fn in_parallel<A: Send, B>(
     })
 }
 
-/// Preorder of the rows, so that a reader follows paths instead of jumping between them. Complete
-/// paths come before broken ones; each index has a flag whether its path is complete.
+/// Preorder of the rows, so readers follow paths instead of jumping between them. Complete paths
+/// come before broken paths. Each index has a flag for a complete path.
 pub(crate) fn order(rows: &[StoredBlock]) -> Vec<(u32, bool)> {
-    // Two keys with equal first 8 bytes, if ever, break a path but never confuse blocks.
+    // Keys with equal first 8 bytes, if ever, break a path but never confuse blocks.
     let mut known: FxHashMap<u64, u32> = FxHashMap::default();
     known.reserve(rows.len());
     known.extend(rows.iter().map(|row| word(&row.key, 0)).zip(0..));
-    // Counting sort of the rows by parent; those without one come last.
+    // Counting sort of the rows by parent. Rows without a parent come last.
     let none = u32::try_from(rows.len()).expect("each has a slot");
     let mut by_parent: Vec<(u32, bool, u32, u32)> = Vec::with_capacity(rows.len());
     let mut starts = vec![0; rows.len() + 2];
@@ -239,8 +238,8 @@ pub(crate) fn order(rows: &[StoredBlock]) -> Vec<(u32, bool)> {
     for parent in 0..=rows.len() {
         starts[parent + 1] += starts[parent];
     }
-    // A key hashes its parent's, so proved rows form trees. Rows that are not proved yet may form a
-    // cycle; no path reaches it, and the proof removes them.
+    // A key hashes its parent's key, so proved rows form trees. Unproved rows may form a cycle: no
+    // path reaches it, and the proof removes them.
     let mut order = Vec::with_capacity(rows.len());
     let mut next = Vec::new();
     for &(_, broken, _, start) in &by_parent[starts[rows.len()]..] {

@@ -1,8 +1,8 @@
-//! Scanner of a manifest: one pass over its frames when a store opens, single frames later.
+//! Manifest scanner: a pass over all frames when a store opens, single frames later.
 //!
-//! Invariant: bytes that are no valid frame are skipped and reported; scanning resumes at the next
-//! valid frame on an 8-byte boundary. It stops at the length that the slots can need. Cost: one
-//! sequential read, a megabyte at a time, without holes; never a segment.
+//! Invariant: invalid bytes are skipped and reported. Scanning resumes at the next valid frame on
+//! an 8-byte boundary, up to the maximum length for the number of slots. Cost: a sequential read, a
+//! megabyte at a time, without holes. Never a segment.
 
 use std::io;
 
@@ -27,7 +27,7 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// `length` bytes at `at`, or as many as the file has.
+    /// Return `length` bytes at `at`, or fewer at the end of the file.
     pub(crate) fn get(&mut self, file: &dyn File, at: u64, length: usize) -> io::Result<&[u8]> {
         let inside = at.checked_sub(self.start).and_then(|offset| usize::try_from(offset).ok());
         let held = inside.is_some_and(|offset| offset + length <= self.bytes.len());
@@ -43,7 +43,7 @@ impl Window {
     }
 }
 
-/// Reads a manifest's header.
+/// Read a manifest's header.
 pub(crate) fn head(file: &dyn File) -> io::Result<Head> {
     let mut window = Window::default();
     let length = frame::head_length(window.get(file, 0, HEAD_FIXED)?);
@@ -51,8 +51,8 @@ pub(crate) fn head(file: &dyn File) -> io::Result<Head> {
     Ok(frame::decode_head(window.get(file, 0, length)?))
 }
 
-/// Applies all frames from `from` on to the table, of a manifest made for `blocks` slots; returns
-/// the end of the last valid one.
+/// Apply all frames from `from` on to the table. The manifest was made for `blocks` slots. Returns
+/// the end of the last valid frame.
 pub(crate) fn frames(
     file: &dyn File,
     from: u64,
@@ -75,12 +75,12 @@ pub(crate) fn frames(
     while at < len {
         let start = window.get(file, at, SMALLEST)?;
         let fits = |&length: &usize| length as u64 <= settings.frame_bytes();
-        // A damaged length is bounded here and refuted by the checksum.
+        // A damaged length is limited here and detected by the checksum.
         let length = frame::stated(start).filter(fits).unwrap_or(SMALLEST);
         let Some((found, length)) = frame::decode(window.get(file, at, length)?, settings.seed())
         else {
             at += 8;
-            // Skip a hole in the file by pages, not by 8 bytes.
+            // Skip holes by pages, not by 8 bytes.
             if at.is_multiple_of(PAGE) {
                 at = file.data_from(at).clamp(at, len);
             }
@@ -110,7 +110,7 @@ pub(crate) fn frames(
     Ok(good)
 }
 
-/// The slot and table entry of a frame; or why it is impossible.
+/// Slot and table entry of a frame. The error names an impossible value.
 fn entry(
     frame: Frame<'_>,
     at: u64,

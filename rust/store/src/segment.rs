@@ -1,13 +1,13 @@
-//! Segments: the large files of slots.
+//! Segments: large files of slots.
 //!
 //! ```text
 //!   segment-00000: | slot 0 | slot 1 | ... | slot per_segment-1 |
 //!   slot:          | header page | header page | layer 0 | layer 1 | ... each padded to pages |
 //! ```
 //!
-//! Invariant: a slot has one fixed position. A failed sync fails every write to its segment that
-//! was not synced yet, because the kernel reports the loss to one caller only. Cost: bytes go
-//! straight between the device and the caller's memory.
+//! Invariant: a slot has a fixed position. A failed sync fails every unsynced write to its segment,
+//! because the kernel reports the loss to a single caller only. Cost: bytes go directly between the
+//! device and the caller's memory.
 
 use std::collections::BTreeSet;
 use std::io::{self, IoSlice};
@@ -25,7 +25,7 @@ use crate::settings::Settings;
 /// Limit of open files.
 const MOST_OPEN: usize = 64;
 
-/// Number of locks that serialize the syncs of a segment.
+/// Number of locks, each serializing the syncs of some segments.
 const SYNCS: usize = 16;
 
 /// Segments of a store.
@@ -37,13 +37,13 @@ pub(crate) struct Segments {
     slot_bytes: u64,
     access: Access,
     state: Mutex<OpenSegments>,
-    /// Counts of failed syncs.
+    /// Numbers of failed syncs.
     failed: [Mutex<u64>; SYNCS],
 }
 
 #[derive(Debug, Default)]
 struct OpenSegments {
-    /// Segments whose directory entries are durable.
+    /// Segments with durable directory entries.
     known: BTreeSet<u32>,
     /// Open files, least recently used first.
     open: Vec<(u32, Arc<dyn File>)>,
@@ -51,12 +51,12 @@ struct OpenSegments {
     dirty: BTreeSet<u32>,
 }
 
-/// The name of a segment's file.
+/// File name of a segment.
 pub(crate) fn name(segment: u32) -> String {
     format!("segment-{segment:05}")
 }
 
-/// The segment's number in a file name.
+/// Segment number of a file name.
 pub(crate) fn number(file: &str) -> Option<u32> {
     let number = file.strip_prefix("segment-")?.parse().ok()?;
     (name(number) == file).then_some(number)
@@ -80,14 +80,14 @@ impl Segments {
         }
     }
 
-    /// The segments on the device.
+    /// Segments on the device.
     pub(crate) fn list(&self) -> Result<BTreeSet<u32>> {
         let failed = |error| Error::io(format!("listing {}", self.folder.display()), error);
         let items = self.device.list(&self.folder).map_err(failed)?;
         Ok(items.iter().filter_map(|item| number(&item.name)).collect())
     }
 
-    /// Quarantines unusable files with a segment's name; returns the reasons.
+    /// Quarantine unusable files with a segment's name. Returns the reasons.
     pub(crate) fn quarantine_unusable(&self) -> Result<Vec<String>> {
         let mut reasons = Vec::new();
         for segment in self.list()? {
@@ -104,17 +104,17 @@ impl Segments {
         Ok(reasons)
     }
 
-    /// Sets the segments that are on the device.
+    /// Set the existing segments.
     pub(crate) fn set_segments(&self, segments: BTreeSet<u32>) {
         lock(&self.state).known = segments;
     }
 
-    /// The segment of a slot.
+    /// Segment of a slot.
     pub(crate) fn of(&self, slot: u32) -> u32 {
         slot / self.per_segment
     }
 
-    /// The slots below `end` in a segment, in order.
+    /// Slots below `end` in a segment.
     pub(crate) fn slots(&self, segment: u32, end: u32) -> Slots {
         let first = segment.saturating_mul(self.per_segment);
         first.min(end)..first.saturating_add(self.per_segment).min(end)
@@ -129,11 +129,11 @@ impl Segments {
         self.folder.join(name(segment))
     }
 
-    /// The segment's open file; `None` if it does not exist and `create` is not set.
+    /// Open file of a segment. `None` if it does not exist, unless `create`.
     pub(crate) fn file(&self, segment: u32, create: bool) -> io::Result<Option<Arc<dyn File>>> {
         let known = {
             let mut state = lock(&self.state);
-            // Move it to the end of the list, the recently used one.
+            // Move it to the most recently used end of the list.
             if let Some(at) = state.open.iter().position(|&(number, _)| number == segment) {
                 let found = state.open.remove(at);
                 state.open.push(found.clone());
@@ -141,7 +141,7 @@ impl Segments {
             }
             state.known.contains(&segment)
         };
-        // A writer knows all segments; a reader may find new ones.
+        // A writer knows all segments. A reader may find new segments.
         if self.access != Access::Read && !known && !create {
             return Ok(None);
         }
@@ -156,11 +156,11 @@ impl Segments {
         }
         let mut state = lock(&self.state);
         state.known.insert(segment);
-        // Another thread may have opened it since.
+        // A concurrent thread may have opened it.
         if let Some((_, first)) = state.open.iter().find(|&&(number, _)| number == segment) {
             return Ok(Some(Arc::clone(first)));
         }
-        // Its users keep it open by their reference.
+        // Callers keep an evicted file open by their reference.
         if state.open.len() >= MOST_OPEN {
             state.open.remove(0);
         }
@@ -173,7 +173,7 @@ impl Segments {
         format!("{what} {bytes} bytes of slot {slot} at {at} of {}", path.display())
     }
 
-    /// The file of a slot, for queued operations.
+    /// File of a slot, for queued operations.
     pub(crate) fn bulk(&self, slot: u32, create: bool) -> Result<Arc<dyn File>> {
         let segment = self.of(slot);
         if create {
@@ -188,7 +188,7 @@ impl Segments {
         }
     }
 
-    /// Error of a read of `wanted` bytes at `at` that stopped at `end`.
+    /// Error of a read of `wanted` bytes at `at`, stopped at `end`.
     pub(crate) fn reading_failed(
         &self,
         slot: u32,
@@ -218,7 +218,7 @@ impl Segments {
         Error::io(self.doing("writing", slot, bytes, at), error)
     }
 
-    /// Fills `buffer` from a slot. A file too short is damage, not an I/O error.
+    /// Fill `buffer` from a slot. A file too short is damage, not an I/O error.
     pub(crate) fn read(&self, slot: u32, within: u64, buffer: &mut [u8]) -> Result<()> {
         let at = self.start(slot) + within;
         let wanted = buffer.len();
@@ -234,7 +234,7 @@ impl Segments {
         Ok(())
     }
 
-    /// Writes buffers consecutively into a slot.
+    /// Write buffers consecutively into a slot.
     pub(crate) fn write(&self, slot: u32, within: u64, buffers: &mut [IoSlice<'_>]) -> Result<()> {
         let at = self.start(slot) + within;
         let bytes = buffers.iter().map(|buffer| buffer.len()).sum();
@@ -251,14 +251,14 @@ impl Segments {
         *lock(&self.failed[self.of(slot) as usize % SYNCS])
     }
 
-    /// Syncs a slot's segment; fails if any sync of it has failed since `failures` was read.
-    /// Returns the number of failures.
+    /// Sync a slot's segment. Fails if any sync of it has failed since `failures` was read. Returns
+    /// the number of failures.
     pub(crate) fn sync(&self, slot: u32, failures: u64) -> Result<u64> {
         let now = self.sync_segment(self.of(slot))?;
         self.check_failures(slot, failures, now).map(|()| now)
     }
 
-    /// Fails if a sync of the slot's segment has failed since `failures` was read.
+    /// Fail if a sync of the slot's segment has failed since `failures` was read.
     pub(crate) fn check_failures(&self, slot: u32, failures: u64, now: u64) -> Result<()> {
         if now == failures {
             return Ok(());
@@ -278,7 +278,7 @@ impl Segments {
         Ok(*failures)
     }
 
-    /// Makes everything written durable.
+    /// Sync all written segments.
     pub(crate) fn sync_all(&self) -> Result<()> {
         let mut dirty = std::mem::take(&mut lock(&self.state).dirty);
         while let Some(&segment) = dirty.first() {
@@ -291,7 +291,7 @@ impl Segments {
         Ok(())
     }
 
-    /// Removes a segment's file.
+    /// Remove a segment's file.
     pub(crate) fn remove(&self, segment: u32) -> Result<()> {
         let mut state = lock(&self.state);
         state.known.remove(&segment);

@@ -1,6 +1,6 @@
-//! Settings of a store, and the layout that follows from them.
+//! Settings of a store, and the resulting layout.
 //!
-//! Invariant: equal settings give equal positions on every machine; no position depends on
+//! Invariant: equal settings give equal positions on every machine. No position depends on
 //! `blocks`, so a budget can change without moving a byte. Cost: arithmetic.
 
 use kvtrie_core::Layers;
@@ -8,19 +8,19 @@ use kvtrie_core::Layers;
 use crate::error::{Error, Result};
 use crate::pages::SIZE;
 
-/// Offsets and strides are multiples of this, so that direct I/O stays possible.
+/// Alignment of offsets and strides, for direct I/O.
 pub const PAGE: u64 = SIZE as u64;
 
 /// Size limit of a segment, unless a slot is larger.
 pub const SEGMENT: u64 = 1 << 30;
 
-/// Dead bytes that a manifest may always have before it is rewritten.
+/// Dead bytes always allowed in a manifest before it is rewritten.
 pub(crate) const SPARE: u64 = 64 << 10;
 
 /// Bytes of a record beyond its tokens: parent, scope, digests.
 pub(crate) const RECORD_ROOM: u64 = 1024;
 
-/// Longest `about`. Every budget includes it, so that its length costs no blocks.
+/// Longest `about`. Included in every budget, so its length costs no blocks.
 const MOST_ABOUT: usize = 16 << 10;
 
 /// Bytes of a header page before the checksums of the layers.
@@ -32,7 +32,7 @@ pub(crate) const PUT_FIXED: usize = 112;
 /// Bytes of a manifest's header before `about`.
 pub(crate) const HEAD_FIXED: usize = 96;
 
-/// The failure that a finished write survives; exactly in `docs/design/disk.md`.
+/// Failure survived by a finished write. Details: `docs/design/disk.md`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
     /// A clean close.
@@ -47,24 +47,24 @@ pub enum Durability {
 /// Settings of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Digest of layout, model, block size and rank: blocks of another identity are not found.
+    /// Digest of layout, model, block size and rank. Blocks of a different identity are not found.
     pub identity: [u8; 32],
-    /// The identity in words.
+    /// Description of the identity.
     pub about: String,
-    /// Layers of a block.
+    /// Layers per block.
     pub layers: u16,
-    /// Bytes of one layer of a block.
+    /// Bytes per layer of a block.
     pub layer_bytes: usize,
-    /// Tokens of a block.
+    /// Tokens per block.
     pub block_tokens: u32,
     /// Number of slots.
     pub blocks: u32,
-    /// The failure that a finished write survives.
+    /// Failure survived by a finished write.
     pub durability: Durability,
 }
 
 impl Settings {
-    /// Refuses settings out of range.
+    /// Check the ranges of the settings.
     pub(crate) fn check(&self) -> Result<()> {
         for (name, value) in [
             ("layers", u64::from(self.layers)),
@@ -89,26 +89,26 @@ impl Settings {
         Ok(())
     }
 
-    /// The name of the store's folder: 16 hex digits of its identity.
+    /// Name of the store's folder: 16 hex digits of its identity.
     #[must_use]
     pub fn folder_name(&self) -> String {
         hex(&self.identity[..8])
     }
 
-    /// The longest record of a block.
+    /// Maximum length of a record.
     #[must_use]
     pub fn record_bytes(&self) -> usize {
         small(4 * u64::from(self.block_tokens) + RECORD_ROOM)
     }
 
-    /// Bytes of one of a slot's two header pages.
+    /// Bytes of each of a slot's two header pages.
     #[must_use]
     pub fn header_bytes(&self) -> usize {
         let used = PAGE_FIXED + 8 * usize::from(self.layers) + self.record_bytes();
         used.next_multiple_of(small(PAGE))
     }
 
-    /// Distance from one layer to the next.
+    /// Distance between consecutive layers.
     #[must_use]
     pub fn stride(&self) -> usize {
         self.layer_bytes.next_multiple_of(small(PAGE))
@@ -120,14 +120,14 @@ impl Settings {
         2 * self.header_bytes() as u64 + u64::from(self.layers) * self.stride() as u64
     }
 
-    /// Number of slots of one segment.
+    /// Number of slots per segment.
     #[must_use]
     pub fn per_segment(&self) -> u32 {
         u32::try_from(SEGMENT / self.slot_bytes()).unwrap_or(u32::MAX).max(1)
     }
 
     /// Upper bound of the files' bytes for `blocks` blocks: slots, the manifest during a rewrite,
-    /// and the file system's own blocks.
+    /// and the file system's blocks.
     #[must_use]
     pub fn bytes_for(&self, blocks: u32) -> u64 {
         let slots = u64::from(blocks).saturating_mul(self.slot_bytes());
@@ -140,7 +140,7 @@ impl Settings {
             .saturating_add(6 * PAGE)
     }
 
-    /// Number of blocks that fit in `bytes`; the inverse of [`Settings::bytes_for`].
+    /// Number of blocks in a budget of `bytes`, the inverse of [`Settings::bytes_for`].
     #[must_use]
     pub fn blocks_in(&self, bytes: u64) -> u32 {
         let (mut fits, mut over) = (0, u32::MAX);
@@ -160,7 +160,7 @@ impl Settings {
         self.head_bytes() as u64 + 2 * u64::from(blocks) * self.frame_bytes() + SPARE
     }
 
-    /// The longest frame of the manifest.
+    /// Maximum length of a manifest frame.
     pub(crate) fn frame_bytes(&self) -> u64 {
         (PUT_FIXED + self.record_bytes()).next_multiple_of(8) as u64
     }
@@ -170,7 +170,7 @@ impl Settings {
         (HEAD_FIXED + self.about.len()).next_multiple_of(8)
     }
 
-    /// Seed of the manifest's checksums: a frame of another identity fails its checksum.
+    /// Seed of the manifest's checksums. A frame of a different identity fails its checksum.
     pub(crate) fn seed(&self) -> u64 {
         u64::from_le_bytes(std::array::from_fn(|at| self.identity[at]))
     }
@@ -187,12 +187,12 @@ impl Settings {
     }
 }
 
-/// Converts a size that fits the memory of a 64-bit machine.
+/// Convert a size known to fit a 64-bit machine's memory.
 pub(crate) fn small(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-/// Bytes as hex digits.
+/// Format bytes as hex digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::new(), |mut out, byte| {

@@ -1,7 +1,7 @@
-//! Store: a folder with a manifest and segments, and the locks that keep them consistent.
+//! Store: a folder with a manifest and segments, and the locks for their consistency.
 //!
-//! Invariant: table and manifest change together; a freed slot can be reused at once. Lock order: a
-//! claim, `synced`, `manifest`, then `table` or `reasons`. Cost: a free is one frame; concurrent
+//! Invariant: table and manifest change together, and a freed slot is reusable at once. Lock order:
+//! a claim, `synced`, `manifest`, then `table` or `reasons`. Cost: a frame per free. Concurrent
 //! commits share a sync.
 
 use std::io::IoSlice;
@@ -20,32 +20,32 @@ use crate::segment::Segments;
 use crate::settings::{Durability, Settings};
 use crate::table::Table;
 
-/// Name of the file that the writer locks.
+/// Name of the writer's lock file.
 pub(crate) const LOCK: &str = "lock";
 
 /// Padding of a layer to a full page.
 pub(crate) const ZEROS: [u8; 4096] = [0; 4096];
 
-/// Reasons kept until they are read.
+/// Maximum number of unread reasons.
 const MOST_REASONS: usize = 10_000;
 
-/// One store: a folder with a manifest and segments.
+/// A store: a folder with a manifest and segments.
 #[derive(Debug)]
 pub struct Store {
     pub(crate) settings: Arc<Settings>,
     pub(crate) device: Arc<dyn Device>,
     pub(crate) folder: PathBuf,
-    /// Writer's lock; `None` in a reader.
+    /// Writer's lock, or `None` in a reader.
     pub(crate) guard: Option<Arc<dyn File>>,
-    /// Why this is a reader.
+    /// Reason for being a reader.
     pub(crate) refusal: Option<String>,
-    /// Why a writer stopped: its folder was removed or replaced.
+    /// Reason for a stopped writer: its folder was removed or replaced.
     pub(crate) lost: OnceLock<String>,
     pub(crate) manifest: Mutex<Manifest>,
     pub(crate) table: Mutex<Table>,
     pub(crate) segments: Segments,
     pub(crate) claims: Claims,
-    /// Bytes of the manifest that are durable. Locked before the manifest.
+    /// Durable bytes of the manifest. Locked before the manifest.
     pub(crate) synced: Mutex<u64>,
     pub(crate) reasons: Mutex<Vec<String>>,
 }
@@ -57,7 +57,7 @@ impl Store {
         &self.settings
     }
 
-    /// The store's folder.
+    /// Folder of the store.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -69,15 +69,15 @@ impl Store {
         self.refusal().is_some()
     }
 
-    /// Why writes are refused, if they are. Those of a writer are from the moment that it finds its
-    /// folder removed or replaced.
+    /// Reason for refusing writes, if any. A writer also gets a reason once its folder is found
+    /// removed or replaced.
     #[must_use]
     pub fn refusal(&self) -> Option<&str> {
         self.refusal.as_deref().or(self.lost.get().map(String::as_str))
     }
 
-    /// Checks whether the paths of a writer's folder and of its lock still lead to them; notes the
-    /// first failure as a reason. Without its lock file another process may write here.
+    /// Check the paths of a writer's folder and lock file. Notes the first failure as a reason.
+    /// Without its lock file, a second process may write here.
     fn check_folder(&self) {
         let Some(guard) = self.guard.as_ref().filter(|_| !self.read_only()) else { return };
         let lock = self.folder.join(LOCK);
@@ -94,7 +94,7 @@ impl Store {
         }
     }
 
-    /// How bytes are transferred, with the reasons for fallbacks.
+    /// Transfer path, with the reasons for fallbacks.
     #[must_use]
     pub fn travel(&self) -> Travel {
         self.device.travel()
@@ -106,7 +106,7 @@ impl Store {
         lock(&self.table).blocks().count()
     }
 
-    /// Things skipped, repaired or removed since the last call, with reasons.
+    /// Take the reasons for everything skipped, repaired or removed since the last call.
     pub fn reasons(&self) -> Vec<String> {
         let mut all = std::mem::take(&mut *lock(&self.reasons));
         all.append(&mut lock(&self.manifest).reasons);
@@ -162,7 +162,7 @@ impl Store {
         Ok(())
     }
 
-    /// Removes a damaged block as far as the device permits; the slot is claimed.
+    /// Remove a damaged block, as far as the device permits. The slot is claimed.
     pub(crate) fn discard(&self, slot: u32, error: &Error) {
         // A device error says nothing about the block.
         let Error::Bad { reason, .. } = error else { return };
@@ -170,14 +170,15 @@ impl Store {
             return;
         }
         self.note(format!("slot {slot}: {reason}; removed"));
-        // Without a FREE frame the old one would bring the block back: have the manifest rewritten.
+        // Without a FREE frame, the old frame would bring the block back, so have the manifest
+        // rewritten.
         if let Err(error) = self.release(slot) {
             self.note(format!("slot {slot}: {error}"));
             let mut manifest = lock(&self.manifest);
             manifest.damaged = true;
             lock(&self.table).forget(slot);
         }
-        // Should the FREE frame be lost in a crash, a read still fails at the headers.
+        // If a crash loses the FREE frame, a read still fails at the headers.
         let pages = 2 * self.settings.header_bytes() / ZEROS.len();
         if self.segments.file(self.segments.of(slot), false).is_ok_and(|file| file.is_some()) {
             let mut zeros = vec![IoSlice::new(&ZEROS); pages];
@@ -187,7 +188,7 @@ impl Store {
         }
     }
 
-    /// Appends a FREE frame and frees the slot.
+    /// Append a FREE frame and free the slot.
     pub(crate) fn release(&self, slot: u32) -> Result<u64> {
         let mut manifest = lock(&self.manifest);
         let sequence = lock(&self.table).next();
@@ -198,11 +199,11 @@ impl Store {
         Ok(manifest.appended)
     }
 
-    /// Makes the manifest durable up to `upto` bytes ever appended. Concurrent calls share a sync.
+    /// Make the first `upto` appended bytes of the manifest durable. Concurrent calls share a sync.
     pub(crate) fn commit(&self, upto: u64) -> Result<()> {
         let mut synced = lock(&self.synced);
         let (file, appended, damaged) = {
-            // A damaged file is rewritten even if the frames in question were synced.
+            // A damaged file is rewritten even after a sync of these frames.
             let mut manifest = lock(&self.manifest);
             if !manifest.damaged {
                 if *synced >= upto {
@@ -221,7 +222,8 @@ impl Store {
                 Err(error) => self.note(format!("manifest: sync failed: {error}; rewriting it")),
             }
         }
-        // After a failed sync the page cache may have dropped dirty pages: write all of it again.
+        // After a failed sync the page cache may have dropped dirty pages, so write everything
+        // again.
         let mut manifest = lock(&self.manifest);
         manifest.damaged = true;
         manifest.rewrite(&self.table, &mut |_, _| true)?;
@@ -229,11 +231,11 @@ impl Store {
         Ok(())
     }
 
-    /// Frees a slot; no effect if it is free.
+    /// Free a slot. No effect if it is free.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`], [`Error::Config`], and the device's errors; the block may then return
-    /// when the store is opened again.
+    /// [`Error::ReadOnly`], [`Error::Config`], or the device's errors. After an error, the block
+    /// may return when the store is opened again.
     pub fn remove(&self, slot: u32) -> Result<()> {
         self.writable()?;
         self.check_slot(slot)?;
@@ -245,7 +247,7 @@ impl Store {
         if self.settings.durability == Durability::Fsync { self.commit(upto) } else { Ok(()) }
     }
 
-    /// Makes everything written durable, whatever the durability setting; nothing in a reader.
+    /// Make all writes durable, regardless of the durability setting. No effect in a reader.
     ///
     /// # Errors
     /// The device's errors.
@@ -259,10 +261,10 @@ impl Store {
         self.commit(upto)
     }
 
-    /// Writes pending frames and releases the lock.
+    /// Write pending frames and release the lock.
     ///
     /// # Errors
-    /// The device's errors; a block whose frame was still pending is lost then.
+    /// The device's errors. Blocks with pending frames are lost then.
     pub fn close(self) -> Result<()> {
         self.finish()
     }
@@ -282,7 +284,7 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // An error here has no caller to report to; `close` returns it.
+        // An error has no caller here. `close` returns it.
         let _ = self.finish();
     }
 }

@@ -1,11 +1,11 @@
 //! Files of the operating system.
 //!
 //! Segments are opened twice: for direct I/O if the file system permits, and through the page cache
-//! for transfers that are no full pages (the rest after a short one). The kernel keeps both
-//! coherent. A folder that is held is a handle: its files are opened, renamed and removed in it, so
-//! neither a change of the working directory nor a rename of the folder leads to other files.
-//! Invariant: whatever direct I/O or the kernel's queue refuses is done another way, and the reason
-//! is kept. Cost: the system calls, and a handle per held folder.
+//! for unaligned transfers (the rest after a short transfer). The kernel keeps both coherent. A
+//! held folder is a handle: its files are opened, renamed and removed relative to it, so changes of
+//! the working directory or of the folder's name have no effect. Invariant: whenever direct I/O or
+//! the kernel's queue refuses, a fallback is used and the reason is kept. Cost: the system calls,
+//! and a handle per held folder.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -30,28 +30,28 @@ use crate::settings::PAGE;
 use crate::threads;
 use crate::work::{Op, Work};
 
-/// Buffer limit of one call.
+/// Buffer limit of a call.
 const MOST_BUFFERS: usize = 1024;
 
 /// I/O queue to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QueueKind {
-    /// The kernel's queue where it has one, threads otherwise.
+    /// The kernel's queue if available, threads otherwise.
     #[default]
     Best,
     /// Threads.
     Threads,
 }
 
-/// Device of the operating system's files.
+/// Device for files of the operating system.
 #[derive(Clone, Debug)]
 pub struct System {
     parts: Arc<Parts>,
-    /// Folders that are held, by the path that they were opened at.
+    /// Handles of held folders, by path.
     held: Vec<(PathBuf, Arc<OwnedFd>)>,
 }
 
-/// Parts of a device that all its views share.
+/// State shared by all views of a device.
 #[derive(Debug)]
 struct Parts {
     asked: bool,
@@ -62,7 +62,7 @@ struct Parts {
     pool: OnceLock<ThreadPool>,
 }
 
-/// Record of the first refusal of direct I/O.
+/// First refusal of direct I/O.
 #[derive(Debug, Default)]
 struct DirectRefusal {
     once: AtomicBool,
@@ -90,7 +90,7 @@ impl Default for System {
 }
 
 impl System {
-    /// A device with direct I/O for segments if `direct`, and this queue.
+    /// Create a device with this queue, and with direct I/O for segments if `direct`.
     #[must_use]
     pub fn new(direct: bool, queue: QueueKind) -> Self {
         let mut parts = Parts {
@@ -111,7 +111,7 @@ impl System {
         self.held.iter().find(|(held, _)| held == path).map(|(_, folder)| folder)
     }
 
-    /// The folder and the name of a path: the held folder, or the one there is now.
+    /// Folder and name of a path. Uses the held folder, if any.
     fn place<'a>(&self, path: &'a Path) -> io::Result<(Arc<OwnedFd>, &'a OsStr)> {
         let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
         let above = path.parent().unwrap_or(Path::new(""));
@@ -122,7 +122,7 @@ impl System {
         Ok((folder, name))
     }
 
-    /// A folder's entries, to list or to sync.
+    /// Open a folder for listing or syncing.
     fn entries(&self, path: &Path) -> io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(match self.folder(path) {
@@ -166,7 +166,7 @@ impl Parts {
     }
 }
 
-/// The descriptor for an operation.
+/// Descriptor for an operation.
 fn descriptor(op: &mut Op<'_>) -> RawFd {
     let file = system_file(&*op.file);
     let refused = file.refused.once.load(Ordering::Acquire);
@@ -191,7 +191,7 @@ fn perform(op: &mut Op<'_>) -> io::Result<usize> {
     if op.writes() { file.write_at(op.rest(), place) } else { file.read_at(op.rest_mut(), place) }
 }
 
-/// Work that retries operations which direct I/O refused.
+/// Retries operations refused by direct I/O.
 struct DirectFallback<'w, 'a> {
     work: &'w mut dyn Work<'a>,
     again: VecDeque<Op<'a>>,
@@ -204,7 +204,7 @@ impl<'a> Work<'a> for DirectFallback<'_, 'a> {
 
     fn done(&mut self, op: Op<'a>, moved: io::Result<usize>) {
         match moved {
-            // EINVAL: direct I/O refused the alignment; the page cache takes any.
+            // EINVAL: direct I/O refused the alignment. The page cache takes any alignment.
             Err(error) if op.direct && error.kind() == io::ErrorKind::InvalidInput => {
                 let what = if op.writes() { "writing" } else { "reading" };
                 system_file(&*op.file).refused.note(what, &error);
@@ -317,7 +317,7 @@ impl Device for System {
                 continue;
             }
             let mut kind = entry.file_type();
-            // Some file systems do not say it in the listing.
+            // Some file systems do not list the type.
             if kind == FileType::Unknown {
                 match statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) {
                     Ok(stat) => kind = FileType::from_raw_mode(stat.st_mode),
@@ -450,7 +450,7 @@ mod tests {
         assert!(!op.direct && !system_file(&*op.file).plain.metadata().unwrap().is_dir());
         let travel = system.travel();
         assert!(!travel.direct && travel.reasons[0].contains("direct I/O: reading"), "{travel:?}");
-        // Through the cache it is an error like any other.
+        // Through the cache it is an ordinary error.
         work.done(op, refused());
         assert!(work.next().is_none() && seen.0.len() == 1);
     }

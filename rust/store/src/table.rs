@@ -1,20 +1,20 @@
-//! Table of blocks by slot, as in the manifest.
+//! Table of blocks by slot, mirroring the manifest.
 //!
-//! Invariant: it changes only together with the manifest, under the manifest's lock; reads take its
-//! own lock, which is never held during I/O. Cost: 56 bytes per slot up to the highest one used;
-//! tokens and checksums stay on the device.
+//! Invariant: changes only together with the manifest, under the manifest's lock. Reads take only
+//! the table's lock, never held during I/O. Cost: 56 bytes per slot up to the highest used slot.
+//! Tokens and checksums stay on the device.
 
 use kvtrie_core::{BlockKey, Layers};
 
-/// Table entry: a slot's block and its frame.
+/// Table entry: block and frame of a slot.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Entry {
     pub(crate) key: BlockKey,
-    /// Sequence of the slot's last frame; of its header page too, if it has a block.
+    /// Sequence of the slot's last frame, and of its header page if it has a block.
     pub(crate) sequence: u64,
     /// Offset of the frame in the manifest.
     pub(crate) at: u64,
-    /// Length of the frame; 0 if the slot is free.
+    /// Length of the frame, or 0 for a free slot.
     pub(crate) length: u32,
     pub(crate) layers: Layers,
 }
@@ -28,12 +28,12 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// The block in a slot.
+    /// Block in a slot.
     pub(crate) fn get(&self, slot: u32) -> Option<Entry> {
         self.slots.get(slot as usize).copied().filter(|entry| entry.length > 0)
     }
 
-    /// Applies a frame, unless a later one of the slot was applied.
+    /// Apply a frame, unless a later frame of the slot was applied.
     pub(crate) fn apply(&mut self, slot: u32, entry: Entry) {
         self.last = self.last.max(entry.sequence);
         let at = slot as usize;
@@ -41,25 +41,25 @@ impl Table {
             self.slots.resize(at + 1, Entry::default());
         }
         let old = &mut self.slots[at];
-        // Equal too: `forget` frees a slot under its old sequence.
+        // Also if equal: `forget` frees a slot under its old sequence.
         if old.sequence <= entry.sequence {
             self.live = self.live - u64::from(old.length) + u64::from(entry.length);
             *old = entry;
         }
     }
 
-    /// Frees a slot.
+    /// Free a slot.
     pub(crate) fn free(&mut self, slot: u32, sequence: u64) {
         self.apply(slot, Entry { sequence, ..Entry::default() });
     }
 
-    /// Frees a slot without writing a frame.
+    /// Free a slot without writing a frame.
     pub(crate) fn forget(&mut self, slot: u32) {
         let sequence = self.slots.get(slot as usize).map_or(0, |entry| entry.sequence);
         self.free(slot, sequence);
     }
 
-    /// Sets the layers of a block whose extension failed.
+    /// Set the layers of a block after a failed extension.
     pub(crate) fn shrink(&mut self, slot: u32, layers: Layers) {
         if layers.is_empty() {
             self.forget(slot);
@@ -68,25 +68,25 @@ impl Table {
         }
     }
 
-    /// Updates the position of a frame.
+    /// Update the position of a frame.
     pub(crate) fn moved(&mut self, slot: u32, at: u64, length: u32) {
         let entry = &mut self.slots[slot as usize];
         self.live = self.live - u64::from(entry.length) + u64::from(length);
         (entry.at, entry.length) = (at, length);
     }
 
-    /// Allocates the next sequence.
+    /// Allocate the next sequence.
     pub(crate) fn next(&mut self) -> u64 {
         self.last += 1;
         self.last
     }
 
-    /// The highest sequence seen or allocated.
+    /// Highest seen or allocated sequence.
     pub(crate) fn last(&self) -> u64 {
         self.last
     }
 
-    /// Excludes sequences up to `last` from allocation.
+    /// Exclude sequences up to `last` from allocation.
     pub(crate) fn skip_to(&mut self, last: u64) {
         self.last = self.last.max(last);
     }

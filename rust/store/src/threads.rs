@@ -1,7 +1,7 @@
-//! Thread pool as an I/O queue, if the kernel has none.
+//! Thread pool as an I/O queue, used without a kernel queue.
 //!
-//! Invariant: only the calling thread calls the work; `run` returns when no thread has an
-//! operation. Cost: a message each way per operation; threads start at the first use.
+//! Invariant: only the calling thread calls the work, and `run` returns when no thread has an
+//! operation. Cost: two messages per operation. Threads start at the first use.
 
 use std::io;
 use std::sync::mpsc::channel;
@@ -13,7 +13,7 @@ use crate::work::{Op, Work};
 /// Limit of operations in flight.
 const DEPTH: usize = 16;
 
-/// The pool.
+/// Create the pool.
 pub(crate) fn pool() -> io::Result<ThreadPool> {
     ThreadPoolBuilder::new()
         .num_threads(DEPTH)
@@ -22,7 +22,7 @@ pub(crate) fn pool() -> io::Result<ThreadPool> {
         .map_err(io::Error::other)
 }
 
-/// Runs all of a work's operations, each by `perform`.
+/// Run all operations of a work with `perform`.
 pub(crate) fn run<'a>(
     pool: &ThreadPool,
     work: &mut dyn Work<'a>,
@@ -38,7 +38,7 @@ pub(crate) fn run<'a>(
                 let give = give.clone();
                 scope.spawn(move |_| {
                     let moved = perform(&mut op);
-                    // The receiver is gone if the work has panicked.
+                    // The receiver is gone after a panic of the work.
                     let _ = give.send((op, moved));
                 });
                 flying += 1;

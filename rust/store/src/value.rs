@@ -1,4 +1,4 @@
-//! Values of a shared store: a header, then the layers of one block at fixed offsets.
+//! Values of a shared store: a header, then the layers of a block at fixed offsets.
 //!
 //! ```text
 //!   0 magic  8 checksum of 24..  24 version  28 check  32 layers  36 record length
@@ -6,10 +6,10 @@
 //!     then the record, zeros to whole pages, then the layers
 //! ```
 //!
-//! Checksums are XXH3-128, or with a secret keyed BLAKE3-128, because others may write to the
-//! store. Invariant: a value is accepted only under its own name, with a record that hashes to the
-//! key of the block and with every requested layer unchanged; lengths are compared before they are
-//! used. Equal blocks give equal values. Cost: one hash of the header and of each layer.
+//! Checksums are XXH3-128, or keyed BLAKE3-128 with a secret, for a store writable by third
+//! parties. Invariant: a value is accepted only under its name, with a record hashing to the
+//! block's key and with every requested layer unchanged. Lengths are compared before use. Equal
+//! blocks give equal values. Cost: a hash of the header and of each layer.
 
 use kvtrie_core::{BlockKey, Layers, Record};
 use xxhash_rust::xxh3::xxh3_128;
@@ -24,34 +24,34 @@ const VERSION: u32 = 1;
 /// Bytes before the checksums of the layers.
 const FIXED: usize = 80;
 
-/// Bytes from which [`name_in`] finds the name.
+/// Bytes needed by [`name_in`].
 pub(crate) const HEAD: usize = FIXED;
 
 /// Bytes of a checksum.
 const SUM: usize = 16;
 
-/// The name that the first bytes of a value of any format have; `None` if they are not a value's.
+/// Name in the first bytes of a value of any format. `None` if they are not of a value.
 pub(crate) fn name_in(head: &[u8]) -> Option<&[u8]> {
     head.get(48..HEAD).filter(|_| head.starts_with(&MAGIC))
 }
 
-/// Format of the values and names of one deployment, layout and rank.
+/// Format of the values and names of a deployment, layout and rank.
 #[derive(Clone)]
 pub struct ValueFormat {
     layers: u16,
     layer_bytes: usize,
     block_tokens: u32,
-    /// Hasher of names, with everything but the block's key.
+    /// Hasher of names, with everything except the block's key.
     names: blake3::Hasher,
     /// Key of the checksums.
     secret: Option<[u8; 32]>,
 }
 
 impl ValueFormat {
-    /// A format.
+    /// Create a format.
     ///
-    /// `meaning` is a digest of the layout, the rank and the number of ranks: blocks of another
-    /// meaning or another secret have other names.
+    /// `meaning` is a digest of the layout, the rank and the number of ranks. Blocks with a
+    /// different meaning or secret have different names.
     ///
     /// # Errors
     /// [`Error::Config`] for a size of 0 or beyond 2^40 bytes, or an empty secret.
@@ -101,16 +101,16 @@ impl ValueFormat {
         self.header_bytes() as u64 + u64::from(layer) * self.layer_bytes as u64
     }
 
-    /// The name of a block.
+    /// Name of a block.
     #[must_use]
     pub fn name(&self, key: &BlockKey) -> BlockKey {
         *self.names.clone().update(key).finalize().as_bytes()
     }
 
-    /// The header of a block, of which `memory` has all layers.
+    /// Encode the header of a block. `memory` has all layers.
     ///
     /// # Errors
-    /// [`Error::Config`] if `memory` has another length or the record does not fit.
+    /// [`Error::Config`] for a wrong length of `memory` or a record not fitting.
     pub fn header(&self, key: &BlockKey, record: &Record, memory: &[u8]) -> Result<Vec<u8>> {
         let wanted = usize::from(self.layers) * self.layer_bytes;
         if memory.len() != wanted {
@@ -143,10 +143,10 @@ impl ValueFormat {
         Ok(out)
     }
 
-    /// Verifies a header and layers that were read with it.
+    /// Verify a header and layers read with it.
     ///
     /// # Errors
-    /// What differs, in words.
+    /// Description of the difference.
     pub fn verify(
         &self,
         key: &BlockKey,
@@ -169,7 +169,7 @@ impl ValueFormat {
         Ok(())
     }
 
-    /// Verifies a header; returns the checksums of the layers.
+    /// Verify a header. Returns the checksums of the layers.
     fn verify_header<'a>(
         &self,
         key: &BlockKey,
@@ -207,7 +207,7 @@ impl ValueFormat {
         let Some(record) = record.filter(|record| record.key() == *key) else {
             return Err("record of another block".into());
         };
-        // Only blocks that every tenant of the scope may match are written.
+        // Only blocks shared by all tenants of the scope are written.
         if record.producers.is_some() {
             return Err("a block that is not shared".into());
         }
@@ -351,12 +351,12 @@ mod tests {
             header[8..24].copy_from_slice(&sum);
             let all = Layers::new(0, LAYERS);
             let found = format.verify(&record.key(), &header, all, &memory);
-            // Zeros after the record mean nothing.
+            // Bytes after the record are ignored.
             let end = super::FIXED + 48 + record.encode().len();
             prop_assert_eq!(found.is_ok(), header[24..end] == before[24..end]);
         }
 
-        /// A fuzz target: a value that was cut, stretched, moved, mixed with another or overwritten.
+        /// A fuzz target: values cut, extended, moved, mixed or overwritten.
         #[test]
         fn a_value_after_any_edits_is_refused_or_unchanged(
             edits in prop::collection::vec((0_u8..5, 0_usize..4400, 0_usize..4400, 1_usize..300), 0..6),
@@ -384,7 +384,7 @@ mod tests {
                     _ => edited[at..end].rotate_left(length % (end - at).max(1)),
                 }
             }
-            // A back end refuses a value of another length.
+            // A back end refuses a value of a wrong length.
             edited.resize(right.len(), 0);
             let layers = Layers::new(layers.0.min(layers.1 - 1), layers.1);
             let bytes = small(format.layer_at(layers.lo))..small(format.layer_at(layers.hi));

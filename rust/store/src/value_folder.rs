@@ -1,11 +1,11 @@
-//! Value folder: one file per value in 256 subfolders, shared by processes and machines without
+//! Value folder: a file per value in 256 subfolders, shared by processes and machines without
 //! locks.
 //!
-//! A value is written under a staging name and linked under its own when it is complete, so that a
-//! reader finds a whole file or none and the first of two writers wins. Reads go through the device
-//! straight into the caller's memory, several values at once. Invariant: a file is never changed
-//! after it was linked; a reader may therefore hold one that another process removes. Cost: one
-//! open and one size per read, and one operation per megabyte.
+//! A value is written under a staging name and linked under its final name when complete, so
+//! readers find a whole file or none, and the first of two writers wins. Reads go through the
+//! device directly into the caller's memory, several values at once. Invariant: a file is never
+//! changed after it was linked, so a reader may keep using a removed file. Cost: an open and a size
+//! call per read, and an operation per megabyte.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -26,25 +26,25 @@ use crate::value_gc::{Removed, length, modified, sweep};
 use crate::value_place::Places;
 use crate::work::{Bytes, Op, Transferred, Work};
 
-/// Values that one call reads at once.
+/// Maximum number of values read at once per call.
 const DEPTH: usize = 16;
 
-/// Result of an operation on one value.
+/// Result of an operation on a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Done.
     Ok,
-    /// There is no such value.
+    /// No such value.
     Missing,
-    /// It has another length.
+    /// Wrong length.
     Damaged(String),
-    /// The deadline passed before it was done.
+    /// Deadline passed.
     Late,
-    /// The device failed; a retry may succeed.
+    /// The device failed. A retry may succeed.
     Unreachable(String),
-    /// The device has no room.
+    /// No room on the device.
     Full(String),
-    /// The device forbids it.
+    /// Forbidden by the device.
     Refused(String),
 }
 
@@ -64,43 +64,43 @@ impl Outcome {
 /// A value to read.
 #[derive(Debug)]
 pub struct ValueRead<'a> {
-    /// Its name.
+    /// Value name.
     pub name: BlockKey,
-    /// Destination of its first bytes.
+    /// Destination of the first bytes.
     pub header: &'a mut [u8],
-    /// Offset of the other bytes.
+    /// Offset of the remaining bytes.
     pub at: u64,
-    /// Their destination.
+    /// Destination of the remaining bytes.
     pub out: &'a mut [u8],
 }
 
 /// A value to write.
 #[derive(Debug)]
 pub struct ValueWrite<'a> {
-    /// Its name.
+    /// Value name.
     pub name: BlockKey,
-    /// Its first bytes.
+    /// First bytes.
     pub header: &'a [u8],
-    /// The bytes after them.
+    /// Remaining bytes.
     pub bytes: &'a [u8],
 }
 
-/// Folder of values of one size.
+/// Folder of values of equal size.
 #[derive(Debug)]
 pub struct ValueFolder {
     device: Arc<dyn Device>,
     places: Places,
     value_bytes: u64,
-    /// Half of the time to live: a hit of an older file refreshes it.
+    /// Half of the time to live. A hit refreshes an older file.
     refresh: Option<Duration>,
 }
 
 impl ValueFolder {
-    /// Opens a folder; creates it and checks that it can be written.
+    /// Open a folder. Creates it and checks write access.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::error::Error::Config) if it cannot be made or written, is no
-    /// folder, or has files of others in the places of values; nothing was changed then.
+    /// [`Error::Config`](crate::error::Error::Config) if it is no folder, cannot be created or
+    /// written, or has foreign files at the paths of values. Nothing was changed then.
     pub fn open(
         device: Arc<dyn Device>,
         folder: &Path,
@@ -111,24 +111,24 @@ impl ValueFolder {
         Ok(Self { device, places, value_bytes, refresh: ttl.map(|ttl| ttl / 2) })
     }
 
-    /// The folder.
+    /// Path of the folder.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.places.root()
     }
 
-    /// The path of a value.
+    /// Path of a value.
     #[must_use]
     pub fn path(&self, name: &BlockKey) -> PathBuf {
         self.places.path(name)
     }
 
-    /// Removes staging files of writers that ended before a time.
+    /// Remove staging files last changed before a time.
     pub fn sweep(&self, before: SystemTime) -> Removed {
         sweep(&self.places, before)
     }
 
-    /// Whether there are values, by their files' lengths.
+    /// Check for values, by their files' lengths.
     #[must_use]
     pub fn exists_many(&self, names: &[BlockKey], left: Duration) -> Vec<Outcome> {
         let until = Instant::now() + left;
@@ -144,7 +144,7 @@ impl ValueFolder {
         names.iter().map(look).collect()
     }
 
-    /// Reads values.
+    /// Read values.
     #[must_use]
     pub fn get_many(&self, wanted: Vec<ValueRead<'_>>, left: Duration) -> Vec<Outcome> {
         let mut gets = Gets {
@@ -160,13 +160,13 @@ impl ValueFolder {
         gets.outcomes
     }
 
-    /// Writes values that are not there.
+    /// Write missing values.
     #[must_use]
     pub fn put_many(&self, values: &[ValueWrite<'_>], left: Duration) -> Vec<Outcome> {
         let until = Instant::now() + left;
         let put = |value: &ValueWrite<'_>| match self.put(value, until) {
             Ok(outcome) => outcome,
-            // Every folder above was made: one is gone.
+            // All parent folders were created, so a folder was removed since.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 Outcome::Unreachable(error.to_string())
             }
@@ -175,7 +175,7 @@ impl ValueFolder {
         values.iter().map(put).collect()
     }
 
-    /// Removes values.
+    /// Remove values.
     #[must_use]
     pub fn remove_many(&self, names: &[BlockKey]) -> Vec<Outcome> {
         let remove = |name| match self.places.remove(name) {
@@ -192,7 +192,7 @@ impl ValueFolder {
         Outcome::Damaged(format!("file of {length} bytes, {} wanted", self.value_bytes))
     }
 
-    /// The outcome of an operation on a value's file.
+    /// Outcome of a failed operation on a value's file.
     fn failed(&self, error: &io::Error) -> Outcome {
         let outcome = Outcome::of(error);
         // Without the folder, a value is not known to be missing.
@@ -223,7 +223,7 @@ impl ValueFolder {
         self.places.link(&staged, &value.name).map(|()| Outcome::Ok)
     }
 
-    /// Refreshes the time to live of a file, at most once per half of it. A failure costs only
+    /// Refresh a file's time to live, at most once per half of it. A failure only shortens the
     /// retention.
     fn touch(&self, name: &BlockKey, found: &Stat) {
         let Some(refresh) = self.refresh else { return };
@@ -234,7 +234,7 @@ impl ValueFolder {
     }
 }
 
-/// Writes a whole value, or as much as the deadline permits; whether all of it.
+/// Write a value until the deadline. Returns whether it is complete.
 fn write(mut file: fs::File, value: &ValueWrite<'_>, until: Instant) -> io::Result<bool> {
     let mut rest = [IoSlice::new(value.header), IoSlice::new(value.bytes)];
     let mut rest = &mut rest[..];
@@ -263,16 +263,16 @@ struct Gets<'f, 'a> {
     folder: &'f ValueFolder,
     until: Instant,
     outcomes: Vec<Outcome>,
-    /// Operations of each value that have not ended.
+    /// Number of unfinished operations per value.
     in_flight: Vec<usize>,
-    /// Values with such operations.
+    /// Number of values with unfinished operations.
     held: usize,
     waiting: VecDeque<(usize, ValueRead<'a>)>,
     ready: VecDeque<Op<'a>>,
 }
 
 impl<'a> Gets<'_, 'a> {
-    /// Opens a value's file and queues its operations.
+    /// Open a value's file and queue its operations.
     fn begin(&mut self, at: usize, wanted: ValueRead<'a>) -> Outcome {
         let ValueRead { name, header, at: start, out } = wanted;
         if Instant::now() >= self.until {
@@ -384,7 +384,7 @@ mod tests {
         folder.put_many(&[ValueWrite { name, header: &header, bytes: &bytes }], left).remove(0)
     }
 
-    /// The outcome, and whether the bytes are those of the value.
+    /// Outcome, and whether the bytes are correct.
     fn get(folder: &ValueFolder, name: u8, from: usize, to: usize) -> (Outcome, bool) {
         let (name, first, bytes) = value(name);
         let (mut header, mut out) = (vec![0; HEADER], vec![0; to - from]);

@@ -1,9 +1,9 @@
-//! Garbage collection of a folder of values that others may be using.
+//! Garbage collection of a shared value folder in use.
 //!
-//! Invariant: a file is removed only if its name, its first bytes and its age say that it is an
-//! expired value or the staging file of a writer that ended, and no link is followed. Between the
-//! look and the removal another process may put the same value there again: that costs a miss.
-//! Cost: a listing and a status per file; a read of 80 bytes per file that is old enough.
+//! Invariant: a file is removed only if its name, first bytes and age mark it as an expired value
+//! or as the staging file of an ended writer. No link is followed. A value written again between
+//! the check and the removal is lost, at the cost of a miss. Cost: a listing, a status per file,
+//! and a read of 80 bytes per old file.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -18,12 +18,12 @@ use crate::regular;
 use crate::value;
 use crate::value_place::{Places, STAGING, first_bytes, folder_at, is_ours, is_shard, listed};
 
-/// Files that were removed.
+/// Removed files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
-    /// How many.
+    /// Number of files.
     pub files: u64,
-    /// Their bytes.
+    /// Total bytes.
     pub bytes: u64,
 }
 
@@ -34,22 +34,22 @@ impl Removed {
     }
 }
 
-/// The result of a collection.
+/// Result of a collection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Collected {
-    /// Values that expired.
+    /// Expired values.
     pub expired: Removed,
     /// Staging files.
     pub staged: Removed,
-    /// Files with names of values that are left.
+    /// Number of remaining files with value names.
     pub kept: u64,
 }
 
-/// Removes values that were last refreshed before `expired`, if given, and staging files of writers
-/// that ended before `stale`.
+/// Remove values last refreshed before `expired`, if given, and staging files last changed before
+/// `stale`.
 ///
 /// # Errors
-/// [`crate::Error::Config`] if the folder is none of values.
+/// [`crate::Error::Config`] if it is not a value folder.
 pub fn collect(folder: &Path, expired: Option<SystemTime>, stale: SystemTime) -> Result<Collected> {
     let places = Places::existing(folder)?;
     let mut found = Collected { staged: sweep(&places, stale), ..Collected::default() };
@@ -70,7 +70,7 @@ pub fn collect(folder: &Path, expired: Option<SystemTime>, stale: SystemTime) ->
     Ok(found)
 }
 
-/// Removes staging files of writers that ended before a time.
+/// Remove staging files last changed before a time.
 pub(crate) fn sweep(places: &Places, before: SystemTime) -> Removed {
     let mut gone = Removed::default();
     each(places, STAGING, |folder, file| {
@@ -81,7 +81,7 @@ pub(crate) fn sweep(places: &Places, before: SystemTime) -> Removed {
     gone
 }
 
-/// Calls `visit` with the names in a folder of the root; a link to a folder has none.
+/// Call `visit` with the names in a subfolder of the root. A linked subfolder counts as empty.
 fn each(places: &Places, name: &str, mut visit: impl FnMut(&OwnedFd, &str)) {
     let path = places.root().join(name);
     let (Ok(folder), Ok(files)) =
@@ -94,15 +94,15 @@ fn each(places: &Places, name: &str, mut visit: impl FnMut(&OwnedFd, &str)) {
     }
 }
 
-/// Removes a file of kvtrie's that was last changed before a time; returns its bytes. Others stay,
-/// and so does one that cannot be read or removed.
+/// Remove a kvtrie file last changed before a time. Returns its bytes. Foreign, unreadable and
+/// unremovable files stay.
 fn remove_old(folder: &OwnedFd, of: &str, file: &str, before: SystemTime) -> Option<u64> {
     let look = || statat(folder, file, AtFlags::SYMLINK_NOFOLLOW).ok();
     let found = look().filter(|found| modified(found) < before)?;
     let opened = regular::open(folder, OsStr::new(file), Access::Read, OFlags::empty()).ok()?;
     let head = first_bytes(&opened, value::HEAD).ok()?;
     let same = |now: &Stat| (now.st_dev, now.st_ino) == (found.st_dev, found.st_ino);
-    // A process that refreshes the value in between wants it to stay.
+    // A process refreshing the value in between wants to keep it.
     let stays = |now: &Stat| !same(now) || modified(now) >= before;
     if !is_ours(of, file, &head) || look().is_none_or(|now| stays(&now)) {
         return None;
@@ -140,7 +140,7 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3600);
 
-    /// A file of an age; its folder is made.
+    /// Create a file with an age, and its folder.
     fn put(path: &Path, bytes: &[u8], age: Duration) -> PathBuf {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, bytes).unwrap();
@@ -149,7 +149,7 @@ mod tests {
         path.to_owned()
     }
 
-    /// The bytes of a value of a name, as far as they name it.
+    /// First bytes of a value with a name.
     fn value(name: [u8; 32]) -> Vec<u8> {
         [&MAGIC[..], &[0; 40], &name, &[7; 20]].concat()
     }
@@ -175,7 +175,7 @@ mod tests {
         let outside = put(&top.path().join(hex(&[3; 31])), &value([3; 32]), old);
         let stay = [
             put(&at(&root, [2; 32]), &value([2; 32]), Duration::ZERO),
-            // The name of another value, no value, a folder of others, and a name of no value.
+            // The name of a different value, no value, a foreign folder, and an invalid name.
             put(&at(&root, [4; 32]), &value([5; 32]), old),
             put(&at(&root, [6; 32]), b"an object of another store", old),
             put(&root.join("ef/notes"), b"notes", old),

@@ -1,15 +1,15 @@
-//! Places of a shared folder of values: its marker, staging files and shards.
+//! Paths of a shared value folder: its marker, staging files and shards.
 //!
 //! ```text
 //!   kvtrie-values   the marker: this folder is kvtrie's
-//!   staging/value-PID-TIME-N   values that are not complete
+//!   staging/value-PID-TIME-N   incomplete values
 //!   XX/(62 hex digits)   values by name
 //! ```
 //!
-//! Invariant: no link below the folder is followed, and a folder without the marker is taken only if
-//! all files at these places are kvtrie's by their first bytes. Folders and files get the mode of
-//! the folder whatever the umask is, so the users that may write to it share it. Cost: a handle of a
-//! shard per operation; a folder without the marker is read once.
+//! Invariant: no link below the folder is followed. A folder without the marker is accepted only if
+//! all files at these paths are kvtrie's by their first bytes. New folders and files get the mode
+//! of the root regardless of the umask, so all users with write access share it. Cost: a shard
+//! handle per operation. A folder without the marker is read once.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -33,26 +33,26 @@ use crate::regular;
 use crate::settings::hex;
 use crate::value;
 
-/// Folder of values that are not complete.
+/// Folder of incomplete values.
 pub(crate) const STAGING: &str = "staging";
 
-/// The file that names a folder as one of values.
+/// Marker file of a value folder.
 pub(crate) const MARKER: &str = "kvtrie-values";
 
-/// The bytes of the marker.
+/// Content of the marker.
 const MARK: &[u8] = b"kvtrie folder of values 1\n";
 
-/// Begin of the name of a staging file.
+/// Prefix of staging file names.
 const STAGED: &str = "value-";
 
-/// Places of a folder.
+/// Paths of a value folder.
 #[derive(Debug)]
 pub(crate) struct Places {
     root: PathBuf,
     staged: AtomicU64,
 }
 
-/// A staging file; dropping it removes the file, unless it was renamed.
+/// A staging file. Dropping it removes the file, unless it was renamed.
 #[derive(Debug)]
 pub(crate) struct Staged {
     folder: OwnedFd,
@@ -65,15 +65,15 @@ impl Drop for Staged {
     }
 }
 
-/// A path and why it cannot be used.
+/// An unusable path and its error.
 type Refusal<'a> = (&'a Path, io::Error);
 
 impl Places {
-    /// Takes a folder for values; creates it, and its marker if it has none.
+    /// Take a folder for values. Creates the folder and its marker if missing.
     ///
     /// # Errors
-    /// [`Error::Config`] if it cannot be made or written, or has files of others at these places;
-    /// nothing was changed then.
+    /// [`Error::Config`] if it cannot be created or written, or has foreign files at these paths.
+    /// Nothing was changed then.
     pub(crate) fn claim(root: &Path) -> Result<Self> {
         let this = Self::at(root)?;
         let mut made = Vec::new();
@@ -86,10 +86,10 @@ impl Places {
         claimed.map(|()| this)
     }
 
-    /// The places of a folder that is one of values already.
+    /// Open an existing value folder.
     ///
     /// # Errors
-    /// [`Error::Config`] if it is none.
+    /// [`Error::Config`] if it is not a value folder.
     pub(crate) fn existing(root: &Path) -> Result<Self> {
         let this = Self::at(root)?;
         if !this.root.is_dir() {
@@ -129,7 +129,7 @@ impl Places {
         place(&staged, &root, MARKER).map_err(|error| refused((&self.root, error)))
     }
 
-    /// The error of a path that cannot be used, with its owner if that is why.
+    /// Error of an unusable path, with its owner for a missing permission.
     fn refusal(&self, path: &Path, error: &io::Error) -> Error {
         let root = self.root.display();
         let owner = match rustix::fs::stat(path) {
@@ -149,7 +149,7 @@ impl Places {
         Error::config(format!("folder {root} cannot be written: {path}: {error}{owner}"))
     }
 
-    /// Whether the folder has the marker; without it, all files at the places are kvtrie's.
+    /// Whether the folder has the marker. Without it, checks for foreign files.
     fn marked(&self) -> Result<bool> {
         let path = self.root.join(MARKER);
         let opened = folder_at(&self.root, OFlags::empty()).and_then(|root| {
@@ -168,7 +168,7 @@ impl Places {
         }
     }
 
-    /// Refuses files of others where kvtrie has its own.
+    /// Refuse foreign files at kvtrie's paths.
     fn adopt(&self) -> Result<()> {
         let refused = |path: &Path, error: &io::Error| self.refusal(path, error);
         for name in
@@ -190,7 +190,7 @@ impl Places {
                         .and_then(|opened| first_bytes(&opened, value::HEAD));
                 match found {
                     Ok(head) if is_ours(&name, &file, &head) => {}
-                    // Another process has ended its write.
+                    // A concurrent process has ended its write.
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                     Err(error) if regular::forbidden(&error) => {
                         return Err(refused(&path.join(file), &error));
@@ -211,26 +211,26 @@ impl Places {
         ))
     }
 
-    /// The folder.
+    /// Path of the folder.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The path of a value.
+    /// Path of a value.
     pub(crate) fn path(&self, name: &BlockKey) -> PathBuf {
         self.root.join(hex(&name[..1])).join(hex(&name[1..]))
     }
 
-    /// The handle of a value's shard, and the name of its file there.
+    /// Shard handle of a value, and its file name in the shard.
     pub(crate) fn shard(&self, name: &BlockKey) -> io::Result<(OwnedFd, String)> {
         let shard = regular::folder(&self.root.join(hex(&name[..1])))?;
         Ok((shard, hex(&name[1..])))
     }
 
-    /// The file of a value.
+    /// Find the file of a value.
     ///
     /// # Errors
-    /// The system's errors; there is something else, such as a link.
+    /// The system's errors, or a different kind of file, such as a link.
     pub(crate) fn find(&self, name: &BlockKey) -> io::Result<Stat> {
         let (shard, file) = self.shard(name)?;
         let found = statat(shard, &file, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -238,13 +238,13 @@ impl Places {
         Ok(found)
     }
 
-    /// Removes the file of a value.
+    /// Remove the file of a value.
     pub(crate) fn remove(&self, name: &BlockKey) -> io::Result<()> {
         let (shard, file) = self.shard(name)?;
         Ok(unlinkat(shard, file, AtFlags::empty())?)
     }
 
-    /// Sets the time of a value's file to now, as all users may that may write to the file.
+    /// Set the time of a value's file to now. Allowed for all users with write access.
     pub(crate) fn touch(&self, name: &BlockKey) -> io::Result<()> {
         let (shard, file) = self.shard(name)?;
         let file = regular::open(shard, OsStr::new(&file), Access::Read, OFlags::empty())?;
@@ -253,8 +253,8 @@ impl Places {
         Ok(rustix::fs::futimens(file, &times)?)
     }
 
-    /// A new staging file. Its name has this process and the time, because other machines write here
-    /// too.
+    /// Create a staging file. Its name has the process and the time, because several machines write
+    /// here.
     pub(crate) fn stage(&self) -> io::Result<(Staged, fs::File)> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let number = self.staged.fetch_add(1, Ordering::Relaxed);
@@ -266,7 +266,7 @@ impl Places {
         Ok((Staged { folder, name }, file))
     }
 
-    /// Gives a complete file the name of a value, unless there is one of that name.
+    /// Link a complete file under the name of a value, unless the name exists.
     pub(crate) fn link(&self, staged: &Staged, name: &BlockKey) -> io::Result<()> {
         let (shard, file) = match self.shard(name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -278,7 +278,7 @@ impl Places {
         place(staged, &shard, &file)
     }
 
-    /// Creates a folder with the mode of the root; returns whether there was none.
+    /// Create a folder with the mode of the root. Returns whether it is new.
     fn make_folder(&self, path: &Path) -> io::Result<bool> {
         match mkdirat(CWD, path, Mode::from_raw_mode(0o777)) {
             Ok(()) => {}
@@ -291,7 +291,7 @@ impl Places {
         Ok(true)
     }
 
-    /// Gives a new file or folder the group and the mode of the root, as far as this user may.
+    /// Give a new file or folder the group and the mode of the root, as far as permitted.
     fn share(&self, new: impl AsFd, mask: u32, least: u32) {
         let (Ok(root), Ok(own)) = (rustix::fs::stat(&self.root), rustix::fs::fstat(&new)) else {
             return;
@@ -299,7 +299,7 @@ impl Places {
         let mut mode = root.st_mode & mask | least;
         if own.st_gid != root.st_gid {
             let _ = fchown(&new, None, Some(Gid::from_raw(root.st_gid)));
-            // What is made in a folder gets the group too.
+            // New entries of the folder get the group too.
             mode |= mask & 0o2000;
         }
         if own.st_mode & 0o7777 != mode {
@@ -320,29 +320,29 @@ pub(crate) fn is_ours(folder: &str, file: &str, head: &[u8]) -> bool {
         return false;
     }
     let begins = |magic: &[u8]| {
-        // A writer may have ended before the first byte; earlier versions had names of digits only.
+        // A writer may have ended before the first byte. Names of earlier versions had digits only.
         head.starts_with(magic) || known.is_some() && magic.starts_with(head)
     };
     begins(&value::MAGIC) || begins(MARK)
 }
 
-/// Whether a name is that of a shard.
+/// Whether a name is a shard name.
 pub(crate) fn is_shard(name: &str) -> bool {
     name.len() == 2 && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// A handle of a folder, to list it or for names in it; `NOFOLLOW` refuses a link to one.
+/// Open a folder, for listing or for names in it. `NOFOLLOW` refuses a link.
 pub(crate) fn folder_at(path: &Path, more: OFlags) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | more;
     Ok(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
-/// Whether an error of [`folder_at`] says that there is something else, such as a link.
+/// Whether an error of [`folder_at`] means a different kind of file, such as a link.
 fn is_no_folder(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::LOOP | Errno::NOTDIR))
 }
 
-/// The names in a folder, sorted.
+/// List the names in a folder, sorted.
 pub(crate) fn listed(path: &Path, more: OFlags) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(folder_at(path, more)?)? {
@@ -355,18 +355,18 @@ pub(crate) fn listed(path: &Path, more: OFlags) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// The first bytes of a file, at most `most`.
+/// First bytes of a file, at most `most`.
 pub(crate) fn first_bytes(file: &fs::File, most: usize) -> io::Result<Vec<u8>> {
     let mut found = Vec::new();
     file.take(most as u64).read_to_end(&mut found)?;
     Ok(found)
 }
 
-/// Gives a staging file another name, unless there is a file of that name.
+/// Link a staging file under a name, unless the name exists.
 fn place(staged: &Staged, folder: &OwnedFd, name: &str) -> io::Result<()> {
     match linkat(&staged.folder, &staged.name, folder, name, AtFlags::empty()) {
         Err(Errno::EXIST) => Ok(()),
-        // A file system without hard links: a file of this name has these bytes.
+        // Without hard links: an existing file of this name has the same bytes.
         Err(error) if io::Error::from(error).kind() == io::ErrorKind::Unsupported => {
             Ok(renameat(&staged.folder, &staged.name, folder, name)?)
         }

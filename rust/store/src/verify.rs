@@ -1,35 +1,35 @@
-//! Verification: reads every layer of every block and checks it.
+//! Verification: reads and checks every layer of every block.
 //!
-//! Invariant: a damaged block is removed as by a read; a device error is a finding, and the block
-//! stays. Cost: all bytes once; memory for one layer.
+//! Invariant: a damaged block is removed as by a read. After a device error the block stays, and
+//! the error is a finding. Cost: all bytes once, with memory for a single layer.
 
 use kvtrie_core::BlockKey;
 
 use crate::claim::lock;
 use crate::store::Store;
 
-/// A block that failed verification.
+/// A block after failed verification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Its slot.
+    /// Slot.
     pub slot: u32,
-    /// Its key.
+    /// Block key.
     pub key: BlockKey,
-    /// The defect.
+    /// Defect.
     pub reason: String,
 }
 
 /// Progress of a verification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Blocks verified or found damaged.
+    /// Number of checked blocks.
     pub done: usize,
-    /// All blocks.
+    /// Number of all blocks.
     pub total: usize,
 }
 
 impl Store {
-    /// Verifies all blocks, concurrently with reads and writes; calls `progress` after each.
+    /// Verify all blocks, concurrently with reads and writes. Calls `progress` after each.
     pub fn verify(&self, mut progress: impl FnMut(Progress)) -> Vec<Finding> {
         let blocks: Vec<_> =
             lock(&self.table).blocks().map(|(slot, entry)| (slot, entry.key)).collect();

@@ -1,9 +1,9 @@
-//! Work: a source of operations that a device may run concurrently.
+//! Work: a source of operations for concurrent execution by a device.
 //!
-//! The device takes operations while its queue has room and returns each with its result, so that
-//! the work can hash one layer while the device transfers others. Invariant: an operation is
-//! returned exactly once, with its memory; a short transfer is continued. Cost: one dynamic call to
-//! take an operation and one to return it.
+//! The device takes operations while its queue has room and returns each with its result, so the
+//! work can hash a layer while the device transfers the next layers. Invariant: an operation is
+//! returned exactly once, with its memory, and a short transfer is continued. Cost: two dynamic
+//! calls per operation.
 
 use std::fmt::Debug;
 use std::io::{self, IoSlice};
@@ -14,12 +14,12 @@ use kvtrie_core::Layers;
 use crate::file::File;
 use crate::pages::Pages;
 
-/// Memory of an operation, owned by it until it is returned.
+/// Memory owned by an operation.
 #[derive(Debug)]
 pub enum Bytes<'a> {
     /// Read into the caller's memory.
     Into(&'a mut [u8]),
-    /// Read into pages, then copied to the caller's memory, if there is any.
+    /// Read into pages, then copied to the caller's memory, if any.
     IntoPages(Pages, Option<&'a mut [u8]>),
     /// Written from the caller's memory.
     From(&'a [u8]),
@@ -36,13 +36,13 @@ pub struct Op<'a> {
     pub at: u64,
     /// The memory.
     pub bytes: Bytes<'a>,
-    /// Bytes transferred already.
+    /// Number of bytes already transferred.
     pub moved: usize,
     /// Limit of the next transfer.
     pub most: usize,
     /// Index of its block in the work.
     pub owner: usize,
-    /// The layers that it transfers; none for header pages.
+    /// Transferred layers. Empty for header pages.
     pub layers: Layers,
     /// Whether the device used direct I/O.
     pub(crate) direct: bool,
@@ -50,20 +50,20 @@ pub struct Op<'a> {
 
 /// Source of operations.
 pub trait Work<'a> {
-    /// The next operation; `None` if there is none now.
+    /// Next operation. `None` if none is available now.
     fn next(&mut self) -> Option<Op<'a>>;
 
-    /// Returns an operation, with the bytes transferred this time.
+    /// Return an operation, with the bytes transferred this time.
     fn done(&mut self, op: Op<'a>, moved: io::Result<usize>);
 
-    /// Computes while the device's queue is full. Returns whether there was anything to do.
+    /// Compute while the device's queue is full. Returns whether there was anything to do.
     fn between(&mut self) -> bool {
         false
     }
 }
 
 impl<'a> Op<'a> {
-    /// An operation of which nothing was transferred.
+    /// Create an operation with nothing transferred.
     #[must_use]
     pub fn new(
         file: Arc<dyn File>,
@@ -91,14 +91,14 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// The part of its memory to transfer next.
+    /// Next part of its memory to transfer.
     #[must_use]
     pub fn rest(&self) -> &[u8] {
         let all = self.all();
         &all[self.moved..all.len().min(self.moved.saturating_add(self.most))]
     }
 
-    /// The same, to read into; empty for a write.
+    /// Next part of its memory to read into. Empty for a write.
     pub fn rest_mut(&mut self) -> &mut [u8] {
         let all: &mut [u8] = match &mut self.bytes {
             Bytes::Into(bytes) => bytes,
@@ -109,13 +109,13 @@ impl<'a> Op<'a> {
         &mut all[self.moved.min(end)..end]
     }
 
-    /// Offset of the next byte in the file.
+    /// File offset of the next byte.
     #[must_use]
     pub fn place(&self) -> u64 {
         self.at + self.moved as u64
     }
 
-    /// Performs it at once, in this thread.
+    /// Perform the operation in this thread.
     ///
     /// # Errors
     /// The device's errors.
@@ -129,11 +129,11 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// Advances by a transfer's result.
+    /// Advance by a transfer's result.
     ///
     /// # Errors
-    /// The device's, [`io::ErrorKind::UnexpectedEof`] at the end of the file, or
-    /// [`io::ErrorKind::WriteZero`]; each with the operation.
+    /// The device's errors, [`io::ErrorKind::UnexpectedEof`] at the end of the file, or
+    /// [`io::ErrorKind::WriteZero`], each with the operation.
     pub(crate) fn step(mut self, moved: io::Result<usize>) -> Transferred<'a> {
         match moved {
             Ok(0) if !self.rest().is_empty() => {

@@ -1,16 +1,17 @@
-//! Writes: a new block into a slot, or further layers of the block that is there.
+//! Writes: a new block into a slot, or further layers of its block.
 //!
-//! Layers of several blocks are in flight together; checksums of the next ones are computed while
+//! Layers of several blocks are in flight together. Checksums of the next layers are computed while
 //! the device writes.
 //!
 //! ```text
 //!   waiting ─begin─> layers, then header in flight ─> [fsync: segment sync] ─> PUT frame
 //! ```
 //!
-//! Invariant: a block counts from its PUT frame on, which follows its bytes and header. Durable
-//! bytes are never overwritten: an extension uses the other header page. Cost: one operation per
-//! megabyte and one for the header, a frame, a hash of all bytes; a copy if direct I/O needs full
-//! pages and memory or layers are not; an extension reads the header pages first.
+//! Invariant: a block counts from its PUT frame on, written after its bytes and header. Durable
+//! bytes are never overwritten: an extension uses the second header page. Cost: an operation per
+//! megabyte, an operation for the header, a frame, and a hash of all bytes. A copy if direct I/O
+//! needs full pages and the memory or the layers are not aligned. An extension reads the header
+//! pages first.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -30,21 +31,21 @@ use crate::store::Store;
 use crate::table::Entry;
 use crate::work::{Bytes, Op, Transferred, Work};
 
-/// Blocks that share a sync under `Fsync`.
+/// Number of blocks sharing a sync under `Fsync`.
 const MOST_UNSYNCED: usize = 64;
 
 /// Layers of a block to write.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockWrite<'a> {
-    /// Its key.
+    /// Block key.
     pub key: &'a BlockKey,
-    /// Its slot.
+    /// Slot.
     pub slot: u32,
-    /// The layers.
+    /// Layers.
     pub layers: Layers,
-    /// Its record, which hashes to the key.
+    /// Record, hashing to the key.
     pub record: &'a [u8],
-    /// Its metadata.
+    /// Metadata.
     pub meta: Meta,
     /// The layers' bytes, consecutively.
     pub bytes: &'a [u8],
@@ -60,10 +61,10 @@ struct Block<'s, 'a> {
     /// Layers not submitted yet.
     left: [Layers; 2],
     sums: Vec<u64>,
-    /// Offset and length of the header pages in the slot; none once submitted.
+    /// Offset and length of the header pages in the slot. `None` once submitted.
     header: Option<(usize, usize)>,
     sequence: u64,
-    /// Failed syncs of the segment at its begin.
+    /// Number of failed syncs of the segment at the start.
     failures: u64,
     in_flight: usize,
     /// Whether the device works on it.
@@ -90,15 +91,15 @@ struct Writes<'s, 'a> {
 }
 
 impl Store {
-    /// Writes layers of a block into a slot. If the slot holds adjacent or overlapping layers of
-    /// the same block, the block is extended: its layers are verified and stay. Another block in
+    /// Write layers of a block into a slot. If the slot holds adjacent or overlapping layers of the
+    /// same block, the block is extended: its layers are verified and stay. A different block in
     /// the slot is freed first.
     ///
     /// # Errors
     /// [`Error::Io`] and [`Error::Full`]: the slot of a new block is free then (or unchanged, if it
-    /// could not be freed), an extended block has its old layers. [`Error::Bad`] if the block to
-    /// extend is damaged; it is removed. [`Error::ReadOnly`]; [`Error::Config`] for wrong
-    /// arguments, a record that is too long or does not hash to the key.
+    /// could not be freed), and an extended block has its old layers. [`Error::Bad`] if the block
+    /// to extend is damaged. It is removed then. [`Error::ReadOnly`]. [`Error::Config`] for wrong
+    /// arguments, or a record too long or not hashing to the key.
     #[expect(clippy::too_many_arguments, reason = "a block, its place, its bytes and what is kept")]
     pub fn write(
         &self,
@@ -114,8 +115,8 @@ impl Store {
         self.write_many(given, wall_now, 1).pop().unwrap_or(Ok(()))
     }
 
-    /// Writes several blocks, up to `depth` of them at once, each as [`Store::write`]; returns
-    /// their results in the given order. Under `Fsync` they share syncs.
+    /// Write several blocks, up to `depth` at once, each like [`Store::write`]. Returns their
+    /// results in the given order. Under `Fsync` they share syncs.
     pub fn write_many(
         &self,
         given: Vec<BlockWrite<'_>>,
@@ -153,7 +154,7 @@ impl Store {
         Ok(())
     }
 
-    /// The write of a block whose slot is claimed; `None` if all its layers are there.
+    /// Plan the write of a block with a claimed slot. `None` if all its layers are present.
     fn plan<'s, 'a>(
         &self,
         given: BlockWrite<'a>,
@@ -175,7 +176,7 @@ impl Store {
             .and_then(|()| self.extension(&given, &entry, all))
             .inspect_err(|error| self.discard(slot, error));
         match extended {
-            // All given layers are there, and were proved above.
+            // All given layers are present and were proved above.
             Ok((_, _)) if all == entry.layers => Ok(None),
             Ok((header, sums)) => {
                 let left =
@@ -197,7 +198,7 @@ impl Store {
                     _claim: claim,
                 }))
             }
-            // The damaged block was discarded; the given layers replace all of it.
+            // The damaged block was discarded. The given layers replace all of it.
             Err(Error::Bad { .. }) if layers.covers(entry.layers) => {
                 self.fresh(given, claim).map(Some)
             }
@@ -208,10 +209,10 @@ impl Store {
     fn fresh<'s, 'a>(&self, given: BlockWrite<'a>, claim: Claim<'s>) -> Result<Block<'s, 'a>> {
         if self.settings.durability == Durability::Fsync {
             // The old block's FREE frame must be durable first, or a crash could bring the old
-            // block back over the new one's bytes.
+            // block back over the new block's bytes.
             let upto = lock(&self.manifest).appended;
             self.commit(upto)?;
-            // Both header pages are written, so that no page of an earlier block survives.
+            // Both header pages are written, so no page of an earlier block survives.
         }
         Ok(Block {
             at: 0,
@@ -230,7 +231,7 @@ impl Store {
         })
     }
 
-    /// Offset of the header page to write next, and the checksums of the layers in the slot.
+    /// Offset of the header page to write next, and checksums of the layers in the slot.
     fn extension(
         &self,
         given: &BlockWrite<'_>,
@@ -250,8 +251,8 @@ impl Store {
         Ok(((1 - which) * self.settings.header_bytes(), page.sums()))
     }
 
-    /// Appends the PUT frame of a block whose bytes and header are written. Returns the length up
-    /// to which the manifest must be durable for it.
+    /// Append the PUT frame of a block with written bytes and header. Returns the manifest length
+    /// to make durable for it.
     fn publish(&self, block: &Block<'_, '_>, wall_now: u64) -> Result<u64> {
         let BlockWrite { key, slot, record, meta, .. } = block.given;
         let (sequence, layers) = (block.sequence, block.all);
@@ -272,7 +273,7 @@ impl<'a> Work<'a> for Writes<'_, 'a> {
         }
         let op = self.ready.pop_front().or_else(|| self.prepare())?;
         let block = self.blocks[op.owner].as_mut().expect("its block is held until it ends");
-        // A new block waits until one of the blocks at the device has ended.
+        // A new block waits for the end of a block at the device.
         if !block.active && self.active == self.depth {
             self.ready.push_front(op);
             return None;
@@ -301,8 +302,7 @@ impl<'a> Work<'a> for Writes<'_, 'a> {
     }
 
     fn between(&mut self) -> bool {
-        // Prepare as many operations as the device has in flight, so that it never waits for a
-        // hash.
+        // Prepare as many operations as the device has in flight, so it never waits for a hash.
         let ahead = self.ready.len() < 4 * self.depth;
         let op = if ahead { self.prepare() } else { None };
         let more = op.is_some();
@@ -312,7 +312,7 @@ impl<'a> Work<'a> for Writes<'_, 'a> {
 }
 
 impl<'a> Writes<'_, 'a> {
-    /// The next operation, with its checksums.
+    /// Next operation, with its checksums.
     fn prepare(&mut self) -> Option<Op<'a>> {
         loop {
             for at in 0..self.blocks.len() {
@@ -339,11 +339,12 @@ impl<'a> Writes<'_, 'a> {
         }
     }
 
-    /// Begins a block; false if another call has its slot, or this call until it is durable.
+    /// Begin a block. False if its slot is claimed by a different call, or by an unsynced block of
+    /// this call.
     fn begin(&mut self, at: usize, given: BlockWrite<'a>) -> Result<bool> {
         let store = self.store;
         store.check_given(&given)?;
-        // A call waits for a slot only while it holds none, so that two calls cannot deadlock.
+        // A call waits for a slot only while it holds none, so two calls cannot deadlock.
         let claim = if self.held == 0 && self.unsynced.is_empty() {
             store.claims.one(given.slot)
         } else if let Some(claim) = store.claims.now(given.slot) {
@@ -363,7 +364,7 @@ impl<'a> Writes<'_, 'a> {
         Ok(true)
     }
 
-    /// Finishes a block with nothing in flight or left.
+    /// Finish a block with nothing in flight or left.
     fn finish(&mut self, at: usize) {
         let ended = |block: &mut Block<'_, '_>| block.in_flight == 0 && block.header.is_none();
         let Some(mut block) = self.blocks[at].take_if(ended) else { return };
@@ -371,7 +372,7 @@ impl<'a> Writes<'_, 'a> {
         self.active -= usize::from(block.active);
         match block.error.take() {
             Some(error) => self.results[block.at] = Err(error),
-            // Its frame must not be durable before its bytes: it waits for the shared sync.
+            // Its frame must not be durable before its bytes, so it waits for the shared sync.
             None if self.store.settings.durability == Durability::Fsync => {
                 self.unsynced.push(block);
             }
@@ -381,7 +382,7 @@ impl<'a> Writes<'_, 'a> {
         }
     }
 
-    /// Syncs the segments, publishes the written blocks, and syncs the manifest.
+    /// Sync the segments, publish the written blocks, and sync the manifest.
     fn make_durable(&mut self) {
         let store = self.store;
         let mut synced: BTreeMap<u32, u64> = BTreeMap::new();
@@ -389,7 +390,8 @@ impl<'a> Writes<'_, 'a> {
         for block in self.unsynced.drain(..) {
             let slot = block.given.slot;
             let segment = store.segments.of(slot);
-            // One sync per segment serves all its blocks; later blocks only compare failure counts.
+            // A single sync per segment serves all its blocks. Later blocks only compare failure
+            // counts.
             let known = synced.get(&segment).copied();
             let durable = match known {
                 Some(failures) => store.segments.check_failures(slot, block.failures, failures),
@@ -405,7 +407,7 @@ impl<'a> Writes<'_, 'a> {
         for (block, upto) in published {
             self.results[block.at] = store.commit(upto).inspect_err(|_| {
                 let mut manifest = lock(&store.manifest);
-                // A concurrent rewrite may have kept this block's frame: rewrite once more.
+                // A concurrent rewrite may have kept this block's frame, so rewrite again.
                 manifest.damaged = true;
                 lock(&store.table).shrink(block.given.slot, block.before);
             });
@@ -419,7 +421,7 @@ impl<'a> Block<'_, 'a> {
         (self.left, self.header) = ([Layers::NONE; 2], None);
     }
 
-    /// The next layers, or finally the header pages, as an operation.
+    /// Next layers, or finally the header pages, as an operation.
     fn operation(&mut self, store: &Store, owner: usize) -> Result<Op<'a>> {
         let file = store.segments.bulk(self.given.slot, true)?;
         let start = store.segments.start(self.given.slot);
@@ -428,7 +430,7 @@ impl<'a> Block<'_, 'a> {
         let Some(left) = left else {
             let (within, length) = self.header.take().unwrap_or_default();
             self.in_flight += 1;
-            // block.
+            // The sequence is drawn when the header is written, after all layers.
             self.sequence = lock(&store.table).next();
             let page = page::encode(
                 settings,

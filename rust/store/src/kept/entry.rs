@@ -1,4 +1,4 @@
-//! Entry of a slot: which block it holds, and the checksum of its bytes.
+//! Table entry of a slot: its block and the checksum of its bytes.
 //!
 //! ```text
 //!   0 generation * 4 + state (0 empty, 1 writing, 2 sealed)  8 checksum of 16..32 and the record
@@ -8,9 +8,9 @@
 //! ```
 //!
 //! Invariant: the first checksum is seeded with identity, slot and the word at 0, so an entry is
-//! good only in its own slot, file and generation. The metadata changes while the entry is sealed
-//! and has a separate checksum: a torn one loses age and uses, not the block. Cost: one hash of
-//! about 200 bytes.
+//! good only in its slot, file and generation. The metadata changes while the entry is sealed and
+//! has a separate checksum: torn metadata loses age and uses, not the block. Cost: a hash of about
+//! 200 bytes.
 
 use kvtrie_core::{Layers, Record};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -25,7 +25,7 @@ pub(super) const SEALED: u64 = 2;
 pub(super) const USAGE: usize = 32;
 const USAGE_END: usize = 80;
 
-/// The word of a generation and a state.
+/// Word of a generation and a state.
 pub(super) const fn joined(generation: u64, state: u64) -> u64 {
     (generation << 2) | state
 }
@@ -49,7 +49,7 @@ fn sum(entry: &[u8], record: &[u8], seed: u64) -> u64 {
     xxh3_64_with_seed(record, xxh3_64_with_seed(&entry[16..USAGE], seed))
 }
 
-/// The bytes of the metadata.
+/// Encoded metadata.
 pub(super) fn usage(meta: &Meta, stamp: u64) -> Vec<u8> {
     let mut out = Vec::with_capacity(USAGE_END + 8 - USAGE);
     for number in [stamp, meta.age, meta.ttl, meta.cost.to_bits()] {
@@ -62,7 +62,7 @@ pub(super) fn usage(meta: &Meta, stamp: u64) -> Vec<u8> {
     out
 }
 
-/// An entry's bytes after its word.
+/// Encode an entry, without its word.
 pub(super) fn encode(
     seed: u64,
     layers: Layers,
@@ -85,13 +85,13 @@ pub(super) fn encode(
     out
 }
 
-/// Length of a record in an entry's fixed part; `None` if it cannot be.
+/// Record length in an entry's fixed part. `None` if out of range.
 pub(super) fn record_length(fixed: &[u8], most: usize) -> Option<usize> {
     let length = half(fixed, 28) as usize;
     (length <= most).then_some(length)
 }
 
-/// The good entry in its fixed part and its record.
+/// Decode an entry from its fixed part and its record, if it is good.
 pub(super) fn decode(fixed: &[u8], record: &[u8], seed: u64) -> Option<Entry> {
     if sum(fixed, record, seed) != word(fixed, 8) {
         return None;

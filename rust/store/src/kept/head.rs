@@ -1,4 +1,4 @@
-//! Header of a kept file: the meaning of its bytes and the places of its parts.
+//! Header of a kept file: its format and the offsets of its parts.
 //!
 //! ```text
 //!   0 magic  8 checksum of 16..128 and of about  16 version  20 layers  22 zero  24 identity
@@ -6,8 +6,8 @@
 //!   100 zero  128 owner: process, its namespace, its start  152 zero  160 about, zeros to a page
 //! ```
 //!
-//! Invariant: equal settings on one file system give equal places. The owner is outside the
-//! checksum, since each process writes it. Cost: one page.
+//! Invariant: on a given file system, equal settings give equal offsets. The owner is outside the
+//! checksum, because each process writes it. Cost: a page.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -24,13 +24,13 @@ pub(super) const VERSION: u32 = 1;
 const FIXED: usize = 160;
 const SUMMED: usize = 128;
 pub(super) const OWNER: usize = 128;
-/// Where the checksum is, of eight bytes.
+/// Offset of the 8-byte checksum.
 pub(super) const SUM: usize = 8;
 
 /// Bytes of a slot's entry before its record.
 pub(super) const ENTRY_FIXED: usize = 96;
 
-/// The places of a file's parts.
+/// Offsets of a file's parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Places {
     pub(super) table: usize,
@@ -40,7 +40,7 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// The places that follow from settings, on a file system with pages of `page` bytes.
+    /// Offsets for the settings, on a file system with pages of `page` bytes.
     pub(super) fn of(settings: &Settings, page: u64) -> Self {
         let page = page.max(SIZE as u64);
         let table = (FIXED + settings.about.len()).next_multiple_of(SIZE);
@@ -53,10 +53,10 @@ impl Places {
     }
 }
 
-/// The process that writes to a file.
+/// Process writing to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// Its id.
+    /// Process id.
     pub process: u32,
     namespace: u64,
     started: u64,
@@ -69,8 +69,8 @@ impl Owner {
         Self { process, namespace: namespace(), started: started(process).unwrap_or(0) }
     }
 
-    /// Whether it has died: it is gone, or another process has its number. A process of another
-    /// namespace counts as alive, since its number says nothing here.
+    /// Whether the process has died, even if its id was reused. A process of a different namespace
+    /// counts as alive, because its id is unknown here.
     #[must_use]
     pub fn dead(&self) -> bool {
         self.namespace == namespace()
@@ -91,21 +91,21 @@ impl Owner {
     }
 }
 
-/// The namespace of process ids; 0 where there is none.
+/// Namespace of process ids, or 0.
 fn namespace() -> u64 {
     fs::metadata("/proc/self/ns/pid").map_or(0, |data| data.ino())
 }
 
-/// The clock tick at which a process started; `None` if it is gone or is being taken down.
+/// Clock tick of a process start. `None` if the process is gone or a zombie.
 fn started(process: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name in parentheses may have spaces. The state follows, and the start 19 fields later.
+    // The name in parentheses may contain spaces. The state follows, and 19 fields later the start.
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');
     let state = fields.next()?;
     (!matches!(state, "Z" | "X")).then(|| fields.nth(18)?.parse().ok()).flatten()
 }
 
-/// Encodes a header.
+/// Encode a header.
 pub(super) fn encode(settings: &Settings, places: &Places) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     out.extend([0; 8]);
@@ -132,22 +132,22 @@ fn sum(head: &[u8]) -> u64 {
     xxh3_64_with_seed(&head[FIXED..], xxh3_64_with_seed(&head[16..SUMMED], head.len() as u64))
 }
 
-/// The content of a header.
+/// Content of a header.
 #[derive(Debug)]
 pub(super) enum Head {
-    /// Nothing was written yet.
+    /// Not written yet.
     Empty,
-    /// Something else.
+    /// A different format.
     Foreign,
-    /// Written by another version.
+    /// Written by a different version.
     Version(u32),
     /// Damaged.
     Damaged,
-    /// Settings and places.
+    /// Valid settings and offsets.
     Good(Box<(Settings, Places)>),
 }
 
-/// Decodes the start of a file, of which `head` has as much as there is up to a header's limit.
+/// Decode the start of a file. `head` has the whole file or the longest possible header.
 pub(super) fn decode(head: &[u8]) -> Head {
     if head.iter().take(SIZE).all(|&byte| byte == 0) {
         return Head::Empty;
@@ -183,7 +183,7 @@ pub(super) fn decode(head: &[u8]) -> Head {
 }
 
 impl Places {
-    /// The same with another file's alignment, where that is possible.
+    /// Use a different file's alignment, if possible.
     fn with(self, other: Self) -> Self {
         if other.pool >= self.pool && other.length >= self.length {
             Self { pool: other.pool, length: other.length, ..self }

@@ -1,4 +1,4 @@
-//! Opening of a kept file: its lock, its header, and the room for it.
+//! Opening of a kept file: lock, header and allocation.
 //!
 //! ```text
 //!   open, lock -- held by another process --> Busy
@@ -7,11 +7,11 @@
 //!     '- another model's, version's or no kept file --> refused, or Kept and cold with `replace`
 //! ```
 //!
-//! Invariant: nothing is changed before the lock is held, and what is refused stays as it is. A cold
-//! file keeps its old bytes until `make`, before the first block; closed before, it is as it was.
-//! The header is written last, so a process that dies on the way leaves a file without blocks. The lock
-//! belongs to a descriptor that no mapping shares: a fork gives it up by closing it. Cost: reading
-//! one word per slot, or the allocation of the file.
+//! Invariant: nothing is changed before the lock is held, and a refused file stays unchanged. A
+//! cold file keeps its old bytes until `make`, before the first block. Closed earlier, it is
+//! restored. The header is written last, so a process dying on the way leaves a file without
+//! blocks. The lock belongs to a descriptor not shared by a mapping: a fork gives it up by closing
+//! the descriptor. Cost: reading a word per slot, or the allocation of the file.
 
 use std::ffi::OsStr;
 use std::fs::{File, TryLockError};
@@ -35,23 +35,23 @@ use crate::pages::SIZE;
 use crate::regular;
 use crate::settings::Settings;
 
-/// Longest header that is read.
+/// Maximum length of a header.
 const LONGEST: usize = 32 << 10;
-/// File systems whose files are memory: tmpfs, hugetlbfs, ramfs.
+/// File systems in memory: tmpfs, hugetlbfs, ramfs.
 const MEMORY: [u64; 3] = [0x0102_1994, 0x9584_58f6, 0x8584_58f6];
-/// How often a file may be replaced while it is opened.
+/// Maximum number of file replacements while opening.
 const TRIES: usize = 8;
 
 /// Result of opening.
 #[derive(Debug)]
 pub enum Opened {
-    /// The file, locked.
+    /// The locked file.
     Kept(Box<KeptFile>),
-    /// Another process has the lock: the one that the header names, if it names one.
+    /// Locked by the process named in the header, if any.
     Busy(Option<Owner>),
 }
 
-/// A folder and a name in it.
+/// A folder and a file name.
 struct Place<'a> {
     path: &'a Path,
     folder: std::os::fd::OwnedFd,
@@ -86,7 +86,7 @@ impl<'a> Place<'a> {
             .map_err(|error| self.fail("opening", error))
     }
 
-    /// Whether there is something of the name.
+    /// Whether the name exists.
     fn taken(&self) -> bool {
         rustix::fs::statat(&self.folder, self.name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
@@ -101,7 +101,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Refuses a file system whose files are not memory.
+/// Check for a memory file system.
 fn check_memory(at: &Place<'_>) -> Result<()> {
     let found = fstatfs(&at.folder).map_err(|error| at.fail("looking at", error.into()))?;
     let kind = u64::try_from(found.f_type).unwrap_or(0) & 0xffff_ffff;
@@ -115,11 +115,11 @@ fn check_memory(at: &Place<'_>) -> Result<()> {
     )))
 }
 
-/// Opens a file for its only writer, and makes it if there is none.
+/// Open a file for its only writer, and create it if missing.
 ///
 /// # Errors
-/// [`Error::Config`]: no memory file system, another user's file, one with other content unless
-/// `replace`; [`Error::Full`]: no room; the system's errors.
+/// [`Error::Config`] for a path outside of a memory file system, a different owner, or different
+/// content unless `replace`. [`Error::Full`] without room, or the system's errors.
 pub(super) fn open(path: &Path, settings: Settings, replace: bool) -> Result<Opened> {
     settings.check()?;
     let at = Place::of(path)?;
@@ -135,7 +135,7 @@ pub(super) fn open(path: &Path, settings: Settings, replace: bool) -> Result<Ope
             }
             Err(TryLockError::Error(error)) => return Err(at.fail("locking", error)),
         }
-        // It was replaced before the lock was there.
+        // The file may have been replaced before it was locked.
         if at.leads_to(&lock) {
             let length = lock.metadata().map_err(|error| at.fail("looking at", error))?.len();
             let before = Before { length, new };
@@ -152,7 +152,7 @@ pub(super) fn open(path: &Path, settings: Settings, replace: bool) -> Result<Ope
     Err(Error::config(format!("{} is replaced again and again", path.display())))
 }
 
-/// Opens a file for a tool: without the lock, and without writing.
+/// Open a file for a tool: without the lock, and read-only.
 pub(super) fn inspect(path: &Path) -> Result<KeptFile> {
     let at = Place::of(path)?;
     let file = at.open(Access::Read)?;
@@ -187,7 +187,7 @@ fn check_owner(at: &Place<'_>, file: &File) -> Result<()> {
     )))
 }
 
-/// Keeps other users from the bytes of a file that is accepted.
+/// Remove other users' access to an accepted file.
 fn make_private(at: &Place<'_>, file: &File) -> Result<()> {
     let data = file.metadata().map_err(|error| at.fail("looking at", error))?;
     if data.permissions().mode() & 0o777 != 0o600 {
@@ -229,7 +229,7 @@ fn cut(length: u64, wanted: u64) -> String {
     format!("the file has {length} bytes of {wanted}")
 }
 
-/// Takes a locked file over, or takes the room to make it again.
+/// Take over a locked file, or allocate the room to make it again.
 fn locked(
     at: &Place<'_>,
     lock: File,
@@ -280,7 +280,7 @@ fn locked(
     take_room(at, lock, settings, wanted, reason, before)
 }
 
-/// Takes the room of a file that is to be made again; its old bytes stay.
+/// Allocate the room of a file to be made again. Its old bytes stay.
 fn take_room(
     at: &Place<'_>,
     lock: File,
@@ -302,16 +302,16 @@ fn take_room(
     Ok(kept)
 }
 
-/// A file before room was taken in it.
+/// State of a file before the allocation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Before {
     length: u64,
-    /// Whether there was no file.
+    /// Whether the file is new.
     new: bool,
 }
 
-/// Gives a file back as it was before room was taken in it. One that was mapped keeps its length,
-/// as an access beyond the end would end the process.
+/// Restore a file to its state before the allocation. A mapped file keeps its length, because an
+/// access beyond the end would kill the process.
 fn restore(at: &Place<'_>, lock: &File, before: Before, mapped: Option<u64>) {
     if before.new {
         if at.leads_to(lock) {
@@ -330,8 +330,8 @@ fn restore(at: &Place<'_>, lock: &File, before: Before, mapped: Option<u64>) {
 }
 
 impl KeptFile {
-    /// Makes a file that is not that of earlier blocks, before the first block is written: its old
-    /// bytes are lost. Nothing happens to a file whose blocks were found, or that was made.
+    /// Make a new or cold file before its first block is written. Its old bytes are lost. No effect
+    /// on a file with usable blocks or already made.
     pub(super) fn make(&self) -> Result<()> {
         let mut waiting = lock(&self.before);
         let (Some(before), Some(file)) = (*waiting, &self.lock) else { return Ok(()) };
@@ -339,7 +339,7 @@ impl KeptFile {
         *waiting = None;
         let head = head::encode(&self.settings, &self.places);
         let (sum, rest) = (head::SUM, head::SUM + 8);
-        // Without its checksum the header is damaged, whatever of the rest is written.
+        // Without its checksum the header is invalid, even if partly written.
         self.map.write(sum, &[0; 8]);
         if before.length > 0 {
             let (table, end) = (self.places.table, self.map.length());
@@ -353,14 +353,14 @@ impl KeptFile {
         self.map.write(OWNER, &Owner::this().encode());
         fence(Ordering::SeqCst);
         self.map.write(sum, &head[sum..rest]);
-        // Bytes beyond the end only take room.
+        // Bytes beyond the end only waste space.
         if before.length > self.places.length {
             let _ = ftruncate(file, self.places.length);
         }
         Ok(())
     }
 
-    /// Whether the bytes of the table are those of another file yet.
+    /// Whether the table still has the bytes of a different file.
     pub(super) fn unmade(&self) -> bool {
         lock(&self.before).is_some()
     }
@@ -373,7 +373,8 @@ impl Drop for KeptFile {
             restore(&at, lock, before, Some(self.places.length));
         }
         if let Some(lock) = &self.lock {
-            // A child that was forked a moment ago still has the descriptor, and closing keeps its lock.
+            // A recently forked child may still have the descriptor, and closing would keep the
+            // lock.
             let _ = lock.unlock();
         }
     }
@@ -383,7 +384,7 @@ fn check_room(at: &Place<'_>, file: &File, places: &Places) -> Result<()> {
     let found = fstatvfs(file).map_err(|error| at.fail("looking at", error.into()))?;
     let has = file.metadata().map_err(|error| at.fail("looking at", error))?.blocks() * 512;
     let (free, all) = (found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize);
-    // A tmpfs without a limit says 0 blocks.
+    // An unlimited tmpfs reports 0 blocks.
     if all == 0 || places.length <= free + has {
         return Ok(());
     }
@@ -401,7 +402,7 @@ fn map(at: &Place<'_>, file: &File, places: &Places, write: bool) -> Result<Map>
     Map::new(file, length, write).map_err(|error| at.fail("mapping", error))
 }
 
-/// The path as it was given, absolute.
+/// Absolute form of the given path.
 pub(super) fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }

@@ -1,8 +1,8 @@
-//! Listing of a kept file's blocks for a starting process, and notes of their uses.
+//! Listing of a kept file's blocks for a starting process, and updates of their metadata.
 //!
-//! Invariant: only sealed and good entries are listed, parents before their children; ages grow by
-//! the wall clock since they were noted. Cost: a hash of the entry and one of the record per block,
-//! on all cores.
+//! Invariant: only sealed, good entries are listed, parents before their children. Ages grow by the
+//! wall clock since the last update. Cost: two hashes per block, over the entry and the record, on
+//! all cores.
 
 use std::sync::atomic::Ordering;
 
@@ -14,11 +14,11 @@ use crate::claim::lock;
 use crate::error::Result;
 use crate::rows::{StoredBlock, UsedBlock, order};
 
-/// Up to this many slots a thread costs more than it saves.
+/// Up to this number of slots a thread costs more than it saves.
 const FEW: u32 = 10_000;
 
 impl KeptFile {
-    /// All blocks that an earlier process sealed, and none of them is proved yet.
+    /// All blocks sealed by an earlier process, unproved.
     #[must_use]
     pub fn rows(&self, wall_now: u64) -> Vec<StoredBlock> {
         if self.unmade() {
@@ -35,7 +35,7 @@ impl KeptFile {
         if slots <= FEW {
             rows.extend(part(0));
         } else {
-            // The threads are the call's own: a child after `fork` has none of its parent's.
+            // Scoped threads: a child after `fork` has none of its parent's threads.
             std::thread::scope(|scope| {
                 let starts = (0..slots).step_by(each as usize);
                 let parts: Vec<_> = starts.map(|first| scope.spawn(move || part(first))).collect();
@@ -70,11 +70,11 @@ impl KeptFile {
         })
     }
 
-    /// Notes new metadata of some blocks; a slot with another block is left out. Returns how many
-    /// were noted.
+    /// Update the metadata of blocks. A slot with a different block is skipped. Returns the number
+    /// of updates.
     ///
     /// # Errors
-    /// [`crate::Error::ReadOnly`], or a slot that does not exist.
+    /// [`crate::Error::ReadOnly`], or an invalid slot.
     pub fn note_uses(&self, used: &[UsedBlock<'_>], wall_now: u64) -> Result<usize> {
         self.writable()?;
         if self.unmade() {
@@ -99,7 +99,7 @@ impl KeptFile {
     }
 }
 
-/// Whether two records are of one block. Tenants may have produced it since it was written.
+/// Whether two records are of the same block. Tenants may have produced it since the write.
 fn same_block(one: &Record, other: &Record) -> bool {
     let content = |record: &'_ Record| (record.parent, record.scope.is_some());
     content(one) == content(other) && one.tokens == other.tokens && one.digests == other.digests
