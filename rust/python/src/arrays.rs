@@ -1,6 +1,7 @@
 //! Conversions between Rust vectors and numpy arrays.
 //!
-//! Invariant: a returned array has no other writer: it is new, or empty. Cost: at most one copy.
+//! Invariant: returned arrays are new or empty, so they have no further writers. Cost: at most one
+//! copy.
 
 use kvtrie_core::{Handle, MoveId};
 use numpy::{IntoPyArray, PyArray1, PyArrayMethods};
@@ -13,12 +14,12 @@ use crate::error::bad;
 use crate::memory::{claimed, items, vector};
 use crate::number::{real, shown, whole};
 
-/// An array of block handles.
+/// Convert block handles to an array.
 pub(crate) fn handles<'py>(py: Python<'py>, handles: &[Handle]) -> Bound<'py, PyArray1<u64>> {
     column(py, handles, |handle| handle.0)
 }
 
-/// An array of one value of each item.
+/// Convert one value per item to an array.
 pub(crate) fn column<'py, R, T: numpy::Element>(
     py: Python<'py>,
     items: &[R],
@@ -27,7 +28,7 @@ pub(crate) fn column<'py, R, T: numpy::Element>(
     items.iter().map(of).collect::<Vec<T>>().into_pyarray(py)
 }
 
-/// An array of moves. The empty one, the usual case, is made once.
+/// Convert moves to an array. The empty array is the usual case and is created once.
 pub(crate) fn moves(py: Python<'_>, moves: Vec<MoveId>) -> Bound<'_, PyArray1<MoveId>> {
     static NONE: PyOnceLock<Py<PyArray1<MoveId>>> = PyOnceLock::new();
     if !moves.is_empty() {
@@ -44,7 +45,7 @@ pub(crate) fn moves(py: Python<'_>, moves: Vec<MoveId>) -> Bound<'_, PyArray1<Mo
 /// Limit of ids, slots or costs per call.
 const MOST: usize = 1 << 24;
 
-/// Ids (of moves, of leases) or slots from an integer, a sequence or an array.
+/// Read ids (of moves or leases) or slots from an integer, a sequence or an array.
 pub(crate) fn numbers(given: &Bound<'_, PyAny>, name: &str, most: u64) -> PyResult<Vec<u64>> {
     if let Ok(array) = given.extract::<numpy::PyReadonlyArray1<'_, u64>>() {
         let mut numbers = vector(claimed(given, MOST, "numbers")?, "numbers")?;
@@ -54,7 +55,7 @@ pub(crate) fn numbers(given: &Bound<'_, PyAny>, name: &str, most: u64) -> PyResu
         }
         return Ok(numbers);
     }
-    // Not iterable: a single number (perhaps numpy's), or invalid.
+    // Not iterable: a single number (possibly of numpy), or invalid.
     let single =
         || given.try_iter().is_err_and(|error| error.is_instance_of::<PyTypeError>(given.py()));
     if given.is_instance_of::<PyInt>() || single() {
@@ -63,7 +64,7 @@ pub(crate) fn numbers(given: &Bound<'_, PyAny>, name: &str, most: u64) -> PyResu
     items(given, MOST, "numbers", |at, item| whole(&item, &format!("{name} {at}"), most))
 }
 
-/// Floats from a sequence or an array.
+/// Read floats from a sequence or an array.
 pub(crate) fn reals(given: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<f64>> {
     if given.try_iter().is_err_and(|error| error.is_instance_of::<PyTypeError>(given.py())) {
         return Err(bad(format!("{name}s are {}, a sequence of numbers wanted", shown(given))));

@@ -1,9 +1,9 @@
 //! Files of a disk tier, for Python.
 //!
-//! Invariant: bytes go straight between files and the caller's array, without the interpreter's
-//! lock. A store belongs to the process that opened it. A fork has a copy whose locks may be held
-//! forever, whose threads do not run and whose files are the parent's; calls there fail, and it is
-//! never dropped. Cost: that of the store's operation, plus one shared reference.
+//! Invariant: bytes go directly between files and the caller's array, without the interpreter's
+//! lock. A store belongs to the process that opened it. In a fork, its locks may be held forever,
+//! its threads do not run, and its files are the parent's. Calls fail there, and the store is never
+//! dropped. Cost: the store's operation, plus a shared reference.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -23,11 +23,11 @@ use crate::index::{Index, label};
 use crate::number;
 use crate::text::chosen;
 
-/// Row of a listing: slot, key, first layer, one after the last, age in nanoseconds, uses, whether
-/// all blocks before it are stored.
+/// Row of a listing: slot, key, first layer, end layer, age in nanoseconds, uses, and whether all
+/// preceding blocks are stored.
 type Listed<'py> = (u32, Bound<'py, PyBytes>, u16, u16, u64, u32, bool);
 
-/// A block that failed verification: slot, key, reason.
+/// A block with failed verification: slot, key, reason.
 type Finding<'py> = (u32, Bound<'py, PyBytes>, String);
 
 /// A block to read: key, slot, layers, memory.
@@ -36,14 +36,14 @@ type Reading<'py> = (Vec<u8>, u32, (u16, u16), PyReadwriteArray2<'py, u8>);
 /// A block to write: key, slot, layers, memory, label.
 type Writing<'py> = (Vec<u8>, u32, (u16, u16), PyReadonlyArray2<'py, u8>, Vec<u8>);
 
-/// The error of each block of a call, if it failed.
+/// Error of each block of a call, or `None`.
 type Messages = Vec<Option<String>>;
 
-/// Files of one store.
+/// Files of a store.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct DiskStore {
     store: RwLock<Option<Arc<Store>>>,
-    /// The process that opened it.
+    /// Process that opened it.
     pid: u32,
     refusal: Option<String>,
     #[pyo3(get)]
@@ -90,7 +90,7 @@ impl DiskStore {
         py.detach(|| Store::open(device, folder, settings)).map(Self::of).map_err(raise)
     }
 
-    /// Fails in a fork of the process that opened the store.
+    /// Fail in a fork of the process that opened the store.
     fn here(&self) -> PyResult<()> {
         let (pid, here) = (self.pid, process::id());
         if pid == here {
@@ -110,7 +110,7 @@ impl DiskStore {
         store.clone().ok_or_else(closed)
     }
 
-    /// Runs a call on the files without the interpreter's lock.
+    /// Run a call on the files without the interpreter's lock.
     fn run<T: Send>(
         &self,
         py: Python<'_>,
@@ -137,12 +137,12 @@ pub(crate) fn raise(error: Error) -> PyErr {
     }
 }
 
-/// The rows of a group of layers.
+/// Rows of a layer group.
 fn of_group<'a>(index: &'a Bound<'_, Index>, group: u8) -> impl Iterator<Item = &'a Row> {
     index.get().0.iter().filter(move |row| row.group == group)
 }
 
-/// The I/O queue of a user-visible name.
+/// Parse the name of an I/O queue.
 pub(crate) fn queue(name: &str) -> PyResult<QueueKind> {
     chosen(name, "queue", &[("best", QueueKind::Best), ("threads", QueueKind::Threads)])
 }
@@ -163,7 +163,7 @@ pub(crate) fn settings(
     Ok(Settings { identity, about, layers, layer_bytes, block_tokens, blocks, durability })
 }
 
-/// Settings that say how large blocks are, and nothing else.
+/// Settings with block sizes only.
 fn geometry(layers: u16, layer_bytes: usize, block_tokens: u32) -> Settings {
     Settings {
         identity: BlockKey::default(),
@@ -197,7 +197,7 @@ pub(crate) fn key(bytes: &[u8]) -> PyResult<BlockKey> {
 #[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted, not lent")]
 #[pymethods]
 impl DiskStore {
-    /// Opens a store in a folder, or creates it; read-only if another process has its lock.
+    /// Open a store in a folder, or create it. Read-only if a different process has its lock.
     #[new]
     #[pyo3(signature = (
         folder, *, identity, about, layers, layer_bytes, block_tokens, blocks,
@@ -223,7 +223,7 @@ impl DiskStore {
         Self::open(py, device, &folder, settings)
     }
 
-    /// Opens the store of a folder with the settings of its manifest; for tools.
+    /// Open the store of a folder with the settings of its manifest, for tools.
     #[staticmethod]
     fn inspect(py: Python<'_>, folder: PathBuf) -> PyResult<Self> {
         py.detach(|| Store::inspect(Arc::new(System::default()), &folder))
@@ -231,7 +231,7 @@ impl DiskStore {
             .map_err(raise)
     }
 
-    /// The stores in a folder: each one's own folder, and why it cannot be read, if so.
+    /// List the stores in a folder: the path of each, and the reason if it cannot be read.
     #[staticmethod]
     fn stores(py: Python<'_>, folder: PathBuf) -> PyResult<Vec<(PathBuf, Option<String>)>> {
         let listed =
@@ -240,13 +240,13 @@ impl DiskStore {
         Ok(listed.into_iter().map(|store| (store.folder, reason(store.settings))).collect())
     }
 
-    /// Number of blocks whose files fit in a budget of bytes.
+    /// Number of blocks in a budget of bytes.
     #[staticmethod]
     fn blocks_in(budget: u64, layers: u16, layer_bytes: usize, block_tokens: u32) -> u32 {
         geometry(layers, layer_bytes, block_tokens).blocks_in(budget)
     }
 
-    /// Bytes that all files for this number of blocks take at most.
+    /// Maximum bytes of all files for this number of blocks.
     #[staticmethod]
     fn bytes_for(blocks: u32, layers: u16, layer_bytes: usize, block_tokens: u32) -> u64 {
         geometry(layers, layer_bytes, block_tokens).bytes_for(blocks)
@@ -257,14 +257,14 @@ impl DiskStore {
         self.refusal().is_some()
     }
 
-    /// Why the store is read-only, if it is; by now, since a folder may be removed while in use.
+    /// Current reason for being read-only, if any. A folder may be removed while in use.
     #[getter]
     fn refusal(&self) -> Option<String> {
         let found = self.store().ok().and_then(|store| store.refusal().map(str::to_string));
         found.or_else(|| self.refusal.clone())
     }
 
-    /// How bytes are transferred: by direct I/O or not, by which queue, and reasons for fallbacks.
+    /// Transfer path: whether direct I/O is used, the queue, and reasons for fallbacks.
     #[getter]
     fn travel(&self, py: Python<'_>) -> PyResult<(bool, &'static str, Vec<String>)> {
         let travel = self.run(py, |store| Ok(store.travel()))?;
@@ -276,8 +276,7 @@ impl DiskStore {
         self.run(py, Store::disk_bytes)
     }
 
-    /// Reads layers of a block into an array `(layer_hi - layer_lo, layer_bytes)` and verifies
-    /// them.
+    /// Read layers of a block into an array `(layer_hi - layer_lo, layer_bytes)` and verify them.
     fn read(
         &self,
         py: Python<'_>,
@@ -291,7 +290,7 @@ impl DiskStore {
         self.run(py, |store| store.read(&key, slot, layers, bytes))
     }
 
-    /// Writes layers of a block from an array `(layer_hi - layer_lo, layer_bytes)`.
+    /// Write layers of a block from an array `(layer_hi - layer_lo, layer_bytes)`.
     fn write(
         &self,
         py: Python<'_>,
@@ -311,7 +310,7 @@ impl DiskStore {
         self.run(py, |store| store.write(&key, slot, layers, &record, meta, bytes, wall))
     }
 
-    /// Reads several blocks, up to `depth` at once; returns an error or None for each.
+    /// Read several blocks, up to `depth` at once. Returns an error or None for each.
     #[pyo3(signature = (blocks, *, depth=8))]
     fn read_many(
         &self,
@@ -330,7 +329,7 @@ impl DiskStore {
         self.run(py, |store| Ok(messages(store.read_many(wanted, depth))))
     }
 
-    /// Writes several blocks, up to `depth` at once; returns an error or None for each.
+    /// Write several blocks, up to `depth` at once. Returns an error or None for each.
     #[pyo3(signature = (blocks, wall, *, depth=8))]
     fn write_many(
         &self,
@@ -353,8 +352,8 @@ impl DiskStore {
         self.run(py, |store| Ok(messages(store.write_many(given, wall, depth))))
     }
 
-    /// The index of the store, for a starting manager; `wall` is the wall clock in nanoseconds, and
-    /// `group` that of all rows.
+    /// Index of the store, for a starting manager. `wall` is the wall clock in nanoseconds, and
+    /// `group` the layer group of all rows.
     #[pyo3(signature = (wall, *, group=0))]
     fn index(&self, py: Python<'_>, wall: u64, group: u8) -> PyResult<Index> {
         let row = |row: kvtrie_store::StoredBlock| {
@@ -367,8 +366,8 @@ impl DiskStore {
         self.run(py, |store| store.rows_as(wall, row)).map(Index::from)
     }
 
-    /// Keeps exactly the blocks of an index in a group, with their ages and uses; frees every other
-    /// slot.
+    /// Keep exactly the blocks of an index in a group, with their ages and uses. Frees every
+    /// remaining slot.
     #[pyo3(signature = (index, wall, *, group=0))]
     fn save(&self, py: Python<'_>, index: &Bound<'_, Index>, wall: u64, group: u8) -> PyResult<()> {
         let kept = |row: &Row| KeptBlock { slot: row.slot, meta: meta(row.label.usage) };
@@ -376,8 +375,8 @@ impl DiskStore {
         self.run(py, |store| store.save(&kept, wall))
     }
 
-    /// Notes the ages and uses of the blocks of an index in a group, and leaves all others; returns how
-    /// many of them are there.
+    /// Save the ages and uses of the blocks of an index in a group. Returns the number of stored
+    /// blocks among them.
     #[pyo3(signature = (index, wall, *, group=0))]
     fn note_uses(
         &self,
@@ -397,7 +396,7 @@ impl DiskStore {
         })
     }
 
-    /// Every block as a readable row.
+    /// All blocks as readable rows.
     fn blocks<'py>(&self, py: Python<'py>, wall: u64) -> PyResult<Vec<Listed<'py>>> {
         let rows = self.run(py, |store| store.rows(wall))?;
         let listed = rows.into_iter().map(|row| {
@@ -408,7 +407,7 @@ impl DiskStore {
         Ok(listed.collect())
     }
 
-    /// Verifies every block; calls `progress` with how many of how many are done.
+    /// Verify every block. Calls `progress` with the numbers of done and all blocks.
     #[pyo3(signature = (progress=None))]
     fn verify<'py>(
         &self,
@@ -430,37 +429,37 @@ impl DiskStore {
         Ok(found.map(|f| (f.slot, PyBytes::new(py, &f.key), f.reason)).collect())
     }
 
-    /// Returns the space of free slots and dead frames to the device; returns how many bytes.
+    /// Return the space of free slots and dead frames to the device. Returns the number of bytes.
     fn gc(&self, py: Python<'_>) -> PyResult<u64> {
         self.run(py, Store::gc)
     }
 
-    /// Frees the slots from `first` to before `end`, and returns their space to the device.
+    /// Free the slots from `first` to before `end`, and return their space to the device.
     fn clear(&self, py: Python<'_>, first: u32, end: u32) -> PyResult<()> {
         self.run(py, |store| store.clear(first..end))
     }
 
-    /// Frees a slot.
+    /// Free a slot.
     fn remove(&self, py: Python<'_>, slot: u32) -> PyResult<()> {
         self.run(py, |store| store.remove(slot))
     }
 
-    /// Makes everything written durable.
+    /// Make all writes durable.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
         self.run(py, Store::sync)
     }
 
-    /// Takes the reasons for which blocks were skipped or removed since the last call.
+    /// Take the reasons for blocks skipped or removed since the last call.
     fn reasons(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         self.run(py, |store| Ok(store.reasons()))
     }
 
-    /// Writes pending frames and releases the lock. Closing twice has no effect.
+    /// Write pending frames and release the lock. Closing twice has no effect.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.here()?;
         let taken = self.store.write().unwrap_or_else(PoisonError::into_inner).take();
         let Some(store) = taken else { return Ok(()) };
-        // If another thread is still in a call, the end of that call closes the store.
+        // With a call still running in a second thread, the end of the call closes the store.
         py.detach(|| Arc::try_unwrap(store).map_or(Ok(()), Store::close)).map_err(raise)
     }
 

@@ -1,7 +1,7 @@
-//! The core's errors as the Python exceptions of `kvtrie.errors`.
+//! Core errors as Python exceptions of `kvtrie.errors`.
 //!
-//! Invariant: every kind of the core has one exception, with the same message. Cost: none on the
-//! good path.
+//! Invariant: every kind of core error has an exception, with the same message. Cost: none without
+//! an error.
 
 use kvtrie_core::Error;
 use pyo3::PyErr;
@@ -12,7 +12,7 @@ pyo3::import_exception!(kvtrie.errors, InvariantError);
 pyo3::import_exception!(kvtrie.errors, NoSpaceError);
 pyo3::import_exception!(kvtrie.errors, TransferError);
 
-/// The exception for an error of the core.
+/// Convert a core error to an exception.
 pub(crate) fn raise(error: Error) -> PyErr {
     let message = error.to_string();
     match error {
@@ -25,7 +25,7 @@ pub(crate) fn raise(error: Error) -> PyErr {
     }
 }
 
-/// A bad argument.
+/// Create the error of a bad argument.
 pub(crate) fn bad(message: impl Into<String>) -> PyErr {
     ConfigError::new_err(message.into())
 }

@@ -1,15 +1,15 @@
-//! Event: layers of a block were evicted from a tier, or arrived on one.
+//! Event: layers of a block were stored on a tier or removed from it.
 
 use kvtrie_core::BlockEventKind;
 use pyo3::prelude::*;
 
-/// Arrival of some layers of a block on a tier, or their removal.
+/// Layers of a block stored on a tier or removed from it.
 #[pyclass(frozen, get_all, module = "kvtrie")]
 #[derive(Default)]
 pub(crate) struct Event {
     /// "stored" or "removed".
     kind: &'static str,
-    /// When, in nanoseconds.
+    /// Time in nanoseconds.
     at: u64,
     /// Handle of the block.
     block: u64,
@@ -19,21 +19,21 @@ pub(crate) struct Event {
     layer_hi: u16,
     /// Index of the tier.
     tier: usize,
-    /// Group of layers.
+    /// Layer group.
     group: u8,
     /// Whether a copy remains after an eviction: "clean", "demoted" or "dropped".
     reason: Option<&'static str>,
     /// Cause of an eviction.
     cause: Option<&'static str>,
-    /// Index of the tier that evicted layers are moved to; None if to none.
+    /// Index of the destination tier of evicted layers, or None.
     to: Option<usize>,
-    /// Nanoseconds since an evicted block was last used.
+    /// Nanoseconds since the last use of an evicted block.
     idle: Option<u64>,
-    /// Place among all events of residency.
+    /// Sequence number of a residency event.
     number: Option<u64>,
     /// Content key of the block.
     key: Option<[u8; 32]>,
-    /// Content key of the block before it, or of its scope.
+    /// Content key of the preceding block, or of the scope.
     parent: Option<[u8; 32]>,
     /// Whether it is the first block of a sequence.
     first: Option<bool>,

@@ -1,8 +1,8 @@
-//! Batches of events: the block events of a manager as messages for the readers of KV events.
+//! Event batches: a manager's block events as messages for readers of KV events.
 //!
-//! Invariants: one object per manager at a time; after a batch, a reader of all batches knows the
-//! copies that were complete when it was made. Cost: one lock per batch, and the encoding, without
-//! the interpreter's lock.
+//! Invariants: at most one object per manager at a time. A reader of all batches knows all copies
+//! complete at the last batch. Cost: a lock per batch, and the encoding, without the interpreter's
+//! lock.
 
 mod wire;
 
@@ -21,10 +21,10 @@ use crate::number::small;
 use crate::shared::Shared;
 use crate::text::choice;
 
-/// Medium of which Dynamo's indexer keeps a tree: it drops a block whose parent it lacks.
+/// Medium kept as a tree by Dynamo's indexer: a block without its parent is dropped there.
 const TREE: &str = "GPU";
 
-/// Payload of the events, payload of the contents, blocks stored, removed and withheld, and whether
+/// Event payload, contents payload, counts of stored, removed and withheld blocks, and whether
 /// events were lost.
 type Taken<'py> = (Option<Bound<'py, PyBytes>>, Option<Bound<'py, PyBytes>>, (u64, u64, u64), bool);
 
@@ -38,7 +38,7 @@ pub(crate) struct EventBatches {
     closed: AtomicBool,
 }
 
-/// Batches of one call.
+/// Batches of a call.
 struct Made {
     events: Option<Vec<u8>>,
     contents: Option<Vec<u8>>,
@@ -84,8 +84,8 @@ impl EventBatches {
         Ok(Self { shared, wire, next: Mutex::new(0), closed: AtomicBool::new(false) })
     }
 
-    /// Takes the events since the last call, as one batch; if some were lost, or `contents` is set,
-    /// also the contents as a batch.
+    /// Take the events since the last call as a batch. After a loss, or with `contents`, also take
+    /// the contents as a batch.
     #[pyo3(signature = (ts, *, contents))]
     fn take<'py>(&self, py: Python<'py>, ts: f64, contents: bool) -> PyResult<Taken<'py>> {
         let made = self.shared.long(py, |manager| self.make(manager, ts, contents))?;
@@ -95,7 +95,7 @@ impl EventBatches {
         Ok((bytes(made.events), bytes(made.contents), counts, made.lost))
     }
 
-    /// Lets another object encode the manager's events.
+    /// Allow a new object to encode the manager's events.
     fn close(&self) {
         if !self.closed.swap(true, Ordering::AcqRel) {
             self.shared.end_publishing();
@@ -146,8 +146,8 @@ impl Drop for EventBatches {
 }
 
 impl EventBatches {
-    /// Adds events in order. A block that fills a hole of the tree is followed by the blocks after
-    /// it, removed and stored again: an index has dropped those whose parent it lacked.
+    /// Add events in order. After a block filling a hole of the tree, its descendants are removed
+    /// and stored again, because indexers drop blocks without a parent.
     fn add_events(&self, batch: &mut Batch<'_>, manager: &Manager, events: &[BlockEvent]) {
         let in_tree = |event: &BlockEvent| {
             event.kind == BlockEventKind::Stored
@@ -164,7 +164,7 @@ impl EventBatches {
             }
             let child = |next: &BlockEvent| next.parent == event.key && in_tree(next);
             let next = events.get(at + 1).is_some_and(child);
-            // Mostly its child comes next, or it has none.
+            // In most cases its child is next, or it has none.
             if manager.ways_after(event.block) <= usize::from(next) {
                 continue;
             }
@@ -186,7 +186,7 @@ impl EventBatches {
     }
 }
 
-/// A group of layers by vLLM's names.
+/// Layer group with vLLM's names.
 fn event_group(kind: GroupKind) -> EventGroup {
     let (kind, window) = match kind {
         GroupKind::Full => ("full_attention", None),

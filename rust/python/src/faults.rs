@@ -1,7 +1,7 @@
 //! Fault-injecting disk, for tests.
 //!
-//! Invariant: faults are injected below the store, as if the device failed. Cost: one lock per call
-//! of the device.
+//! Invariant: faults are injected below the store, as if the device failed. Cost: a lock per device
+//! call.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ impl Faults {
         Ok(Self { device: Arc::new(store::Faults::new(inner, seed)) })
     }
 
-    /// Opens a store on this device; arguments as of `DiskStore`.
+    /// Open a store on this device. Arguments as for `DiskStore`.
     #[pyo3(signature = (
         folder, *, identity, about, layers, layer_bytes, block_tokens, blocks,
         durability="flush", **_device
@@ -61,7 +61,7 @@ impl Faults {
         DiskStore::open(py, device, &folder, settings)
     }
 
-    /// Injects a kind of fault: in `per_mille` of a thousand calls, or once after `after` calls.
+    /// Inject a fault in `per_mille` of a thousand calls, or once after `after` calls.
     #[pyo3(signature = (kind, *, per_mille=None, after=None))]
     fn inject(&self, kind: &str, per_mille: Option<u32>, after: Option<u64>) -> PyResult<()> {
         let chance = match (per_mille, after) {
@@ -77,22 +77,23 @@ impl Faults {
         Ok(())
     }
 
-    /// Ends all faults.
+    /// End all faults.
     fn heal(&self) {
         self.device.heal();
     }
 
-    /// Number of faults injected of a kind.
+    /// Number of injected faults of a kind.
     fn injected(&self, kind: &str) -> PyResult<u64> {
         Ok(self.device.injected(fault(kind)?))
     }
 
-    /// Maximum of queued operations in flight since the last call, and of files that had some.
+    /// Maximum number of queued operations in flight since the last call, and of files with
+    /// operations in flight.
     fn most_at_once(&self) -> (usize, usize) {
         self.device.most_at_once()
     }
 
-    /// Makes these kinds of calls hang until the gate is opened.
+    /// Stop calls of these kinds until the gate opens.
     fn close_gate(&self, calls: &Bound<'_, PyAny>) -> PyResult<()> {
         let calls: Vec<String> = calls.extract()?;
         let known = [("read", Call::Read), ("write", Call::Write), ("sync", Call::Sync)];
@@ -102,12 +103,12 @@ impl Faults {
         Ok(())
     }
 
-    /// Releases the hanging calls.
+    /// Release the stopped calls.
     fn open_gate(&self) {
         self.device.open_gate();
     }
 
-    /// Waits until at least `hanging` calls hang.
+    /// Wait until at least `hanging` calls are stopped.
     fn wait_for(&self, py: Python<'_>, hanging: usize) {
         py.detach(|| self.device.wait_for(hanging));
     }

@@ -1,7 +1,7 @@
-//! Conversion of the hints of `kvtrie.settings.hint` to the core's, and of the replies.
+//! Conversion of the hints of `kvtrie.settings.hint`, and of the replies.
 //!
-//! Invariant: a wrong kind or number is an error that names it. Cost: a few attribute reads and one
-//! copy of tokens.
+//! Invariant: a wrong kind or number is an error with its name. Cost: a few attribute reads and a
+//! copy of the tokens.
 
 use kvtrie_core::{HIGHEST, Hint, Release, Retain, Target};
 use pyo3::prelude::*;
@@ -21,13 +21,13 @@ record! {
     HintReply(kvtrie_core::HintReply) |reply, py| {
         /// "accepted", "clipped", "deferred" or "rejected".
         answer: &'static str = reply.answer.name();
-        /// Number of blocks for which it is in force now.
+        /// Number of blocks with the hint in force.
         blocks: u64 = reply.blocks;
-        /// Number of named blocks for which it is not in force.
+        /// Number of named blocks without the hint in force.
         left: u64 = reply.left;
-        /// The last reason why it is not in force for all, one of a few words.
+        /// Last reason for blocks without the hint in force, as a fixed word.
         code: &'static str = reply.code.name();
-        /// Why it is not in force for all, for people; empty if it is accepted.
+        /// The same reason as a sentence. Empty if accepted.
         reason: &str = &reply.reason;
     }
     repr format!(
@@ -39,7 +39,7 @@ record! {
 /// Limit of hints per call.
 const MOST: usize = 1 << 20;
 
-/// Converts hints.
+/// Convert hints.
 pub(crate) fn hints(given: &Bound<'_, PyAny>, shared: &Shared) -> PyResult<Vec<Hint>> {
     if given.try_iter().is_err() {
         return Err(bad(format!("hints are {}, a sequence of hints wanted", shown(given))));
@@ -47,7 +47,7 @@ pub(crate) fn hints(given: &Bound<'_, PyAny>, shared: &Shared) -> PyResult<Vec<H
     items(given, MOST, "hints", |_, given| hint(&given, shared))
 }
 
-/// Converts a hint.
+/// Convert a hint.
 fn hint(given: &Bound<'_, PyAny>, shared: &Shared) -> PyResult<Hint> {
     let class = given.get_type();
     let tier = || shared.tier(&given.getattr("tier")?);

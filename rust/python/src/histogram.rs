@@ -18,7 +18,7 @@ impl Histogram {
         Self(Arc::new(times.clone()))
     }
 
-    /// The times recorded after `before` was taken.
+    /// Times recorded since `before`.
     pub(crate) fn between(&self, before: &Self) -> Option<Self> {
         self.0.since(&before.0).map(|times| Self(Arc::new(times)))
     }
@@ -32,13 +32,13 @@ impl Histogram {
         self.0.count()
     }
 
-    /// Their sum, in nanoseconds.
+    /// Sum of the times in nanoseconds.
     #[getter]
     fn sum(&self) -> u128 {
         self.0.sum()
     }
 
-    /// The quantile of a share.
+    /// Quantile of a share.
     fn quantile(&self, share: f64) -> PyResult<u64> {
         if (0.0..=1.0).contains(&share) {
             Ok(self.0.quantile(share))
@@ -58,7 +58,7 @@ impl Histogram {
         Ok(self.0.up_to(&bounds))
     }
 
-    /// The times recorded after `before` was taken.
+    /// Times recorded since `before`.
     fn since(&self, before: &Self) -> PyResult<Self> {
         self.between(before).ok_or_else(|| {
             let (now, then) = (self.0.count(), before.0.count());
@@ -66,7 +66,7 @@ impl Histogram {
         })
     }
 
-    /// The same as a dictionary: `count`, `sum`, `p50`, `p90`, `p99` and `max`.
+    /// Figures as a dictionary: `count`, `sum`, `p50`, `p90`, `p99` and `max`.
     pub(crate) fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let figures = PyDict::new(py);
         figures.set_item("count", self.0.count())?;

@@ -1,7 +1,7 @@
 //! Index of a tier: rows from which a later manager restores its blocks.
 //!
-//! Invariant: rows are not changed; the manager that loads them verifies each. Cost: one copy of a
-//! row per conversion.
+//! Invariant: rows are immutable. The loading manager verifies each of them. Cost: a copy of a row
+//! per conversion.
 
 use kvtrie_core::{Label, Layers, Row};
 use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods};
@@ -18,19 +18,19 @@ use crate::record::record;
 /// Limit of rows.
 const MOST: usize = u32::MAX as usize;
 
-/// Rows read between two checks of free memory.
+/// Number of rows between two checks of free memory.
 const CHECKED: usize = 1 << 16;
 
-/// Least bytes of a label.
+/// Minimum bytes of a label.
 const ROW: usize = 256;
 
-/// `(label, slot, layer_lo, layer_hi)`, and the group after the first.
+/// `(label, slot, layer_lo, layer_hi)`, followed by the group if not 0.
 type Fields<'py> = (Bound<'py, PyBytes>, u32, u16, u16);
 
-/// A row in words.
+/// Description of a row.
 const SHAPE: &str = "a row of an index is (label as bytes, slot, layer_lo, layer_hi)";
 
-/// Decodes a block's label.
+/// Decode a block's label.
 pub(crate) fn label(bytes: &[u8]) -> PyResult<Label> {
     Label::decode(bytes)
         .ok_or_else(|| bad(format!("{} bytes are no label of a block", bytes.len())))
@@ -51,7 +51,7 @@ fn read(row: &Bound<'_, PyAny>) -> PyResult<Row> {
 }
 
 record! {
-    /// The blocks of a tier, parents before their children.
+    /// Blocks of a tier, parents before their children.
     Index(Vec<Row>) |rows, py| {
         key: PyResult<Bound<'py, PyArray2<u8>>> = {
             let keys: Vec<u8> = rows.iter().flat_map(|row| row.label.record.key()).collect();
@@ -68,7 +68,7 @@ record! {
     }
     repr format!("Index({} blocks)", rows.len());
 
-    /// Converts tuples `(label, slot, layer_lo, layer_hi)`.
+    /// Convert tuples `(label, slot, layer_lo, layer_hi)`.
     #[new]
     #[pyo3(signature = (rows=None))]
     fn new(rows: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
@@ -78,7 +78,7 @@ record! {
         }
         items(rows, MOST, "rows", |at, row| {
             if at % CHECKED == 0 && at > 0 {
-                // A row's label is allocated apart from the vector.
+                // A row's label is a separate allocation.
                 vector::<[u8; ROW]>(at, "rows")?;
             }
             read(&row)
@@ -90,7 +90,7 @@ record! {
         self.0.len()
     }
 
-    /// The rows of both, one after another.
+    /// Concatenate two indexes.
     fn __add__(&self, other: &Self) -> Self {
         Self::from([&self.0[..], &other.0].concat())
     }

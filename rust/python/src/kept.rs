@@ -1,8 +1,8 @@
 //! Table of a kept host pool, for Python.
 //!
-//! Invariant: the pool's bytes are the caller's arrays; checksums are taken without the
-//! interpreter's lock. A file belongs to the process that opened it; in a fork calls fail, and the
-//! table is never dropped. Cost: that of the table's operation.
+//! Invariant: the pool's bytes are the caller's arrays. Checksums are computed without the
+//! interpreter's lock. A file belongs to the process that opened it. In a fork calls fail, and the
+//! table is never dropped. Cost: the table's operation.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,16 +20,16 @@ use crate::error::{ClosedError, bad};
 use crate::index::{Index, label};
 use crate::number;
 
-/// Row of a listing, as of a `DiskStore`.
+/// Row of a listing, as in `DiskStore`.
 type Listed<'py> = (u32, Bound<'py, PyBytes>, u16, u16, u64, u32, bool);
 
 /// A slot to seal: slot, generation, layers, memory, label.
 type Sealing<'py> = (u32, u64, (u16, u16), PyReadonlyArray2<'py, u8>, Vec<u8>);
 
-/// A slot that can be sealed: slot, generation, layers.
+/// A slot ready to seal: slot, generation, layers.
 type Sealable = (u32, u64, (u16, u16));
 
-/// Table of the slots of a host pool that is a file in memory.
+/// Slot table of a host pool in a memory file.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct KeptFile {
     table: RwLock<Option<Arc<Table>>>,
@@ -48,10 +48,10 @@ pub(crate) struct KeptFile {
     slots: u32,
     #[pyo3(get)]
     identity: [u8; 32],
-    /// The start of the pool in the file, and the file's length.
+    /// Start of the pool in the file, and length of the file.
     #[pyo3(get)]
     pool: (u64, u64),
-    /// Whether blocks were found; or the reason why they cannot be used, if there were any.
+    /// Whether usable blocks were found. `cold` is the reason for unusable blocks.
     #[pyo3(get)]
     found: bool,
     #[pyo3(get)]
@@ -110,7 +110,7 @@ impl Drop for KeptFile {
     }
 }
 
-/// Replaces the slots of rows by other numbers; those beyond the numbers are left out.
+/// Renumber a slot. Slots without a number are left out.
 fn renumbered(slot: u32, numbers: Option<&[i64]>) -> Option<u32> {
     let Some(numbers) = numbers else { return Some(slot) };
     numbers.get(slot as usize).and_then(|&number| u32::try_from(number).ok())
@@ -123,8 +123,8 @@ fn array<'a>(numbers: Option<&'a PyReadonlyArray1<'_, i64>>) -> PyResult<Option<
 #[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted, not lent")]
 #[pymethods]
 impl KeptFile {
-    /// Opens a file for its only writer, or takes the room for it. None if another process has its lock; then
-    /// with the id of that process, if known, and whether it has died.
+    /// Open a file for its only writer, or allocate it. None if a different process has its lock,
+    /// with the id of the process, if known, and whether it has died.
     #[staticmethod]
     #[pyo3(signature = (
         path, *, identity, about, layers, layer_bytes, block_tokens, blocks, replace=false
@@ -151,38 +151,38 @@ impl KeptFile {
         })
     }
 
-    /// Opens a file with the settings of its header and without its lock; for tools.
+    /// Open a file without its lock, with the settings of its header, for tools.
     #[staticmethod]
     fn inspect(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
         py.detach(|| Table::inspect(&path)).map(Self::of).map_err(raise)
     }
 
-    /// The descriptor to map, and the one that has the lock, if any: a fork has to close it.
+    /// Descriptor to map, and the descriptor with the lock, if any. A fork has to close the latter.
     #[getter]
     fn descriptors(&self) -> PyResult<(i32, Option<i32>)> {
         Ok(self.table()?.descriptors())
     }
 
-    /// Slots that the next process would find.
+    /// Number of slots usable by the next process.
     #[getter]
     fn sealed(&self) -> PyResult<u32> {
         Ok(self.table()?.sealed())
     }
 
-    /// Slots of earlier processes that nothing has proved or written yet.
+    /// Number of slots of earlier processes neither proved nor overwritten yet.
     #[getter]
     fn unproved(&self) -> PyResult<u32> {
         Ok(self.table()?.unproved())
     }
 
-    /// Blocks that were lost, by reason.
+    /// Number of lost blocks by reason.
     #[getter]
     fn lost(&self) -> PyResult<BTreeMap<&'static str, u64>> {
         Ok(self.table()?.lost())
     }
 
-    /// Marks slots as being written, before the first byte: layers of the block of each key. Returns
-    /// an error or None for each.
+    /// Mark slots as being written, before the first byte of these layers of the blocks. Returns an
+    /// error or None for each.
     fn begin(
         &self,
         slots: Vec<u32>,
@@ -197,7 +197,7 @@ impl KeptFile {
         slots.into_iter().zip(keys).map(begin).collect()
     }
 
-    /// Notes that copies into slots have ended; returns those that can be sealed now.
+    /// Record the end of copies into slots. Returns the slots ready to seal.
     fn finish(&self, slots: Vec<u32>, keys: Vec<Vec<u8>>, ok: bool) -> PyResult<Vec<Sealable>> {
         let table = self.table()?;
         let mut sealable = Vec::new();
@@ -210,7 +210,7 @@ impl KeptFile {
         Ok(sealable)
     }
 
-    /// Seals slots, given with the memory of their layers; returns how many were.
+    /// Seal slots, given with the memory of their layers. Returns the number of sealed slots.
     fn seal(&self, py: Python<'_>, slots: Vec<Sealing<'_>>, wall: u64) -> PyResult<usize> {
         let table = self.table()?;
         let given = slots.iter().map(|(slot, generation, layers, memory, label)| {
@@ -231,13 +231,13 @@ impl KeptFile {
         sealed.map_err(raise)
     }
 
-    /// The layers over which a slot is to be proved before its first use, if at all.
+    /// Layers to prove in a slot before its first use, or None.
     fn to_prove(&self, slot: u32) -> PyResult<Option<(u16, u16)>> {
         let layers = self.table()?.to_prove(slot).map_err(raise)?;
         Ok(layers.map(|layers| (layers.lo, layers.hi)))
     }
 
-    /// Proves the block of an earlier process in a slot by the memory of its layers.
+    /// Prove the block of an earlier process in a slot, with the memory of its layers.
     fn prove(
         &self,
         py: Python<'_>,
@@ -250,7 +250,7 @@ impl KeptFile {
         py.detach(|| table.prove(slot, &key, bytes)).map_err(raise)
     }
 
-    /// The index of the blocks that are here; `slots` renumbers them, and leaves out those below 0.
+    /// Index of the stored blocks. `slots` renumbers them, and leaves out negative numbers.
     #[pyo3(signature = (wall, slots=None))]
     fn index(
         &self,
@@ -277,8 +277,8 @@ impl KeptFile {
         Ok(Index::from(rows))
     }
 
-    /// Notes the ages and uses of the blocks of an index; `slots` renumbers the index's. Returns how
-    /// many of them are here.
+    /// Save the ages and uses of the blocks of an index. `slots` renumbers the slots of the index.
+    /// Returns the number of stored blocks among them.
     #[pyo3(signature = (index, wall, slots=None))]
     fn note_uses(
         &self,
@@ -299,7 +299,7 @@ impl KeptFile {
         .map_err(raise)
     }
 
-    /// Every block as a readable row.
+    /// All blocks as readable rows.
     fn blocks<'py>(&self, py: Python<'py>, wall: u64) -> PyResult<Vec<Listed<'py>>> {
         let table = self.table()?;
         let rows = py.detach(|| table.rows(wall));
@@ -311,7 +311,7 @@ impl KeptFile {
         Ok(listed.collect())
     }
 
-    /// Reads a slot through the file and proves it as the block of a key; for tools.
+    /// Read a slot through the file and prove it as the block of a key, for tools.
     fn verify(&self, py: Python<'_>, slot: u32, key: &[u8]) -> PyResult<()> {
         let (table, key) = (self.table()?, self::key(key)?);
         py.detach(|| {
@@ -321,7 +321,7 @@ impl KeptFile {
         .map_err(raise)
     }
 
-    /// Gives the lock back, once no other call runs. Closing twice does nothing.
+    /// Release the lock after the last running call. Closing twice has no effect.
     fn close(&self) -> PyResult<()> {
         self.here()?;
         drop(self.table.write().unwrap_or_else(PoisonError::into_inner).take());

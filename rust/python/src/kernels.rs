@@ -1,8 +1,9 @@
-//! Sources of the CUDA kernels, embedded so that an installed package needs no data files.
+//! Sources of the CUDA kernels, embedded in the extension so an installed package needs no data
+//! files.
 //!
-//! Invariant: each file of `cuda/` is here under its name. Cost: one dictionary at import.
+//! Invariant: contains each file of `cuda/` by name. Cost: a dictionary at import.
 
-/// File name and source of every kernel and of their includes.
+/// File name and source of every kernel and include.
 pub(crate) const KERNELS: [(&str, &str); 15] = [
     ("attend.cu", include_str!("../../../cuda/attend.cu")),
     ("attend.cuh", include_str!("../../../cuda/attend.cuh")),

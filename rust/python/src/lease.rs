@@ -1,7 +1,7 @@
 //! Lease: a matched path pinned for a request.
 //!
-//! Invariant: the object is only a reference to the manager's lease; several may refer to one, and
-//! dropping them releases nothing. Cost: one lock per call.
+//! Invariant: the object is only a reference to the manager's lease. Several objects may refer to
+//! the same lease, and dropping them releases nothing. Cost: a lock per call.
 
 use kvtrie_core::{Error, Kind, Layers, LeaseId, LoadMode, Manager, MoveId, NO_SLOT, Result};
 use numpy::{IntoPyArray, PyArray1, PyArrayMethods};
@@ -17,7 +17,7 @@ use crate::shared::Shared;
 use crate::text::choice;
 use crate::tokens::Tokens;
 
-/// Argument: whether blocks of lower tiers are loaded.
+/// Parse the argument for loading blocks of lower tiers.
 pub(crate) fn load_mode(load: &Bound<'_, PyAny>) -> PyResult<LoadMode> {
     let known = [("plan", LoadMode::Plan), ("all", LoadMode::All), ("none", LoadMode::None)];
     choice(load, "load", &known)
@@ -27,7 +27,7 @@ pub(crate) fn load_mode(load: &Bound<'_, PyAny>) -> PyResult<LoadMode> {
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct Lease {
     shared: Shared,
-    /// Its id, never used twice.
+    /// Lease id, never reused.
     #[pyo3(get)]
     pub(crate) id: LeaseId,
 }
@@ -56,7 +56,7 @@ impl Lease {
 
 #[pymethods]
 impl Lease {
-    /// The name of its session; None if it has none.
+    /// Name of its session, or None.
     #[getter]
     fn session(&self, py: Python<'_>) -> PyResult<Option<String>> {
         let name = |manager: &mut Manager| {
@@ -76,7 +76,7 @@ impl Lease {
         })
     }
 
-    /// The tokens reused, loaded and to be computed, as of now.
+    /// Current tokens to reuse, load and compute.
     #[getter]
     fn plan(&self, py: Python<'_>) -> PyResult<Plan> {
         self.read(py, |lease, manager| {
@@ -85,7 +85,7 @@ impl Lease {
         })
     }
 
-    /// Tokens that the plan covers; a multiple of the block size.
+    /// Tokens covered by the plan. A multiple of the block size.
     #[getter]
     fn matched(&self, py: Python<'_>) -> PyResult<usize> {
         self.read(py, |lease, _| lease.matched())
@@ -103,14 +103,14 @@ impl Lease {
         Ok(handles(py, &self.shared.call(py, |manager| manager.lease_blocks(self.id))?))
     }
 
-    /// Number of tokens that it has room to commit; None if the engine owns the slots.
+    /// Number of tokens with room to commit. None if the engine owns the slots.
     #[getter]
     fn room(&self, py: Python<'_>) -> PyResult<Option<usize>> {
         let room = self.shared.call(py, |manager| manager.room_left(self.id))?;
         Ok((room < usize::MAX).then_some(room))
     }
 
-    /// Moves that must end before its slots may be read and written.
+    /// Moves to wait for before reading and writing its slots.
     #[getter]
     fn after<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<u64>>> {
         self.moves(py, |manager| manager.awaits(self.id))
@@ -121,7 +121,7 @@ impl Lease {
         Ok(self.shared.call(py, |manager| manager.awaits(self.id))?.is_empty())
     }
 
-    /// The block table of a group of layers on a tier, in logical order.
+    /// Block table of a layer group on a tier, in logical order.
     #[pyo3(signature = (tier=None, group=0), text_signature = "($self, tier=0, group=0)")]
     fn slots<'py>(
         &self,
@@ -140,13 +140,13 @@ impl Lease {
         Ok(table.into_any())
     }
 
-    /// Allocates room for more tokens after the present ones.
+    /// Allocate room for further tokens.
     #[pyo3(signature = (tokens, *, now))]
     fn reserve(&self, py: Python<'_>, tokens: number::Tokens, now: Now) -> PyResult<()> {
         self.shared.call(py, |manager| manager.reserve(self.id, tokens.0, now.0))
     }
 
-    /// Binds slots of a tier that the engine owns.
+    /// Bind slots of a tier owned by the engine.
     #[pyo3(signature = (first_block, slots, group=0))]
     fn bind(
         &self,
@@ -161,7 +161,7 @@ impl Lease {
         self.shared.call(py, |manager| manager.bind_group(self.id, first_block, &slots, group))
     }
 
-    /// Forgets the slots of blocks before one in a group after the first.
+    /// Unbind the slots of blocks before `first_block` in a group after the first.
     #[pyo3(signature = (first_block, group))]
     fn unbind(
         &self,
@@ -172,8 +172,8 @@ impl Lease {
         self.shared.call(py, |manager| manager.unbind(self.id, first_block, group))
     }
 
-    /// Starts the loads that `load="none"` left out, of all layers and blocks or of a range of
-    /// them; returns their moves.
+    /// Start the loads omitted by `load="none"`, optionally limited to a range of layers and
+    /// blocks. Returns their moves.
     #[pyo3(signature = (layers=None, blocks=None, *, now))]
     fn load<'py>(
         &self,
@@ -187,8 +187,7 @@ impl Lease {
         self.moves(py, |manager| manager.load(self.id, layers, blocks, now.0))
     }
 
-    /// Starts the stores of blocks that the engine will write and commit later; returns their
-    /// moves.
+    /// Start the stores of blocks before the engine writes and commits them. Returns their moves.
     #[pyo3(signature = (blocks=None, *, now))]
     fn store_ahead<'py>(
         &self,
@@ -200,13 +199,13 @@ impl Lease {
         self.moves(py, |manager| manager.store_ahead(self.id, blocks, now.0))
     }
 
-    /// Takes back what `store_ahead` started and `commit` has not taken over.
+    /// Cancel stores of `store_ahead` not yet taken over by `commit`.
     #[pyo3(signature = (*, now))]
     fn drop_ahead(&self, py: Python<'_>, now: Now) -> PyResult<()> {
         self.shared.call(py, |manager| manager.drop_ahead(self.id, now.0))
     }
 
-    /// Appends tokens whose KV is written.
+    /// Append tokens with written KV.
     #[pyo3(signature = (new_tokens, *, now))]
     fn commit(
         &self,
@@ -220,21 +219,21 @@ impl Lease {
         Ok(committed.into())
     }
 
-    /// Keeps the first `tokens` tokens.
+    /// Keep the first `tokens` tokens.
     #[pyo3(signature = (tokens, *, now))]
     fn truncate(&self, py: Python<'_>, tokens: number::Tokens, now: Now) -> PyResult<()> {
         self.shared.call(py, |manager| manager.truncate(self.id, tokens.0, now.0))
     }
 
-    /// `n` further leases over the same tokens.
+    /// Create `n` further leases over the same tokens.
     #[pyo3(signature = (n, *, now))]
     fn fork(&self, py: Python<'_>, n: Forks, now: Now) -> PyResult<Vec<Self>> {
         let ids = self.shared.call(py, |manager| manager.fork(self.id, n.0 as usize, now.0))?;
         Ok(ids.into_iter().map(|id| Self::new(&self.shared, id)).collect())
     }
 
-    /// Frees the memory and keeps the tokens; never fails for lack of slots. Returns the moves that
-    /// still use an engine's slots.
+    /// Free the memory and keep the tokens. Never fails for lack of slots. Returns the moves still
+    /// using an engine's slots.
     #[pyo3(
         signature = (to=Kind::Host, *, now),
         text_signature = "($self, to='host', *, now)"
@@ -248,7 +247,7 @@ impl Lease {
         self.moves(py, |manager| manager.suspend(self.id, to, now.0))
     }
 
-    /// Plans a suspended lease again.
+    /// Plan a suspended lease again.
     #[pyo3(
         signature = (reserve=0, *, now, load=LoadMode::Plan),
         text_signature = "($self, reserve=0, *, now, load='plan')"
@@ -264,7 +263,7 @@ impl Lease {
         self.plan(py)
     }
 
-    /// Ends the lease; its blocks stay cached. Releasing twice has no effect.
+    /// End the lease. Its blocks stay cached. Releasing twice has no effect.
     #[pyo3(signature = (*, now=None))]
     fn release<'py>(
         &self,

@@ -1,15 +1,15 @@
-//! kvtrie._kvtrie: the core for Python, conversions only, one file per exposed class but
-//! for plain records.
+//! kvtrie._kvtrie: the core for Python. Conversions only, in a file per exposed class except for
+//! plain records.
 //!
 //! ```text
 //! manager, lease, event_batches, simulation, disk, kept, remote      classes with calls
 //!     +--> tokens, scope, settings, hint, mark, matched      arguments
 //!     +--> plan, moves, stats, histogram, event, miss, record, routing, index      results
-//! shared --> error, number, text, arrays, memory      what each conversion uses
+//! shared --> error, number, text, arrays, memory      helpers of all conversions
 //! ```
 //!
-//! Invariant: it makes no decisions, and no panic crosses into Python. Cost: one conversion of
-//! arguments and results per call.
+//! Invariant: makes no decisions, and no panic crosses into Python. Cost: a conversion of arguments
+//! and results per call.
 
 #![expect(clippy::too_many_arguments, reason = "keyword arguments of Python are arguments here")]
 
@@ -46,7 +46,7 @@ mod stats;
 mod text;
 mod tokens;
 
-/// Native classes of kvtrie; import them from `kvtrie`.
+/// Native classes of kvtrie. Import them from `kvtrie`.
 #[pyo3::pymodule(gil_used = false)]
 mod _kvtrie {
     use pyo3::prelude::*;
@@ -78,7 +78,7 @@ mod _kvtrie {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("KERNELS", std::collections::BTreeMap::from(crate::kernels::KERNELS))?;
-        #[cfg(feature = "faults")] // an attribute only: `__all__` is that of the wheel
+        #[cfg(feature = "faults")] // an attribute only: `__all__` is the same as in the wheel
         module.setattr("Faults", module.py().get_type::<crate::faults::Faults>())?;
         module.add("COMMIT", env!("KVTRIE_COMMIT"))?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))

@@ -1,8 +1,8 @@
-//! Lines of traces of block hashes, read in one call where nothing is unusual.
+//! Reader for trace lines of block hashes, with a single call per ordinary line.
 //!
-//! Invariant: it reads a line as Python's reader does, and leaves anything else to that one, which names the
-//! fault. Equal hashes have equal ids, distinct ones distinct ids. Cost: one pass over the line, and an entry
-//! for each hash that is numbered.
+//! Invariant: gives the same result as the Python reader, and leaves all unusual lines to the
+//! Python reader, for its error messages. Equal hashes have equal ids, distinct hashes distinct
+//! ids. Cost: a pass over the line, and an entry per numbered hash.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -49,7 +49,7 @@ struct Hashed<'a> {
     prefix_reset: Seen,
 }
 
-/// Whether a field is there, whatever it is.
+/// Whether a field is present, with any value.
 #[derive(Clone, Copy, Default)]
 struct Seen(bool);
 
@@ -59,7 +59,7 @@ impl<'de> Deserialize<'de> for Seen {
     }
 }
 
-/// A number, or a text.
+/// A number or a text.
 #[derive(IntoPyObject)]
 enum Word<'a> {
     Number(u64),
@@ -94,7 +94,7 @@ impl<'de> Visitor<'de> for WordVisitor {
     }
 }
 
-/// A number of 64 bits, or a text of hexadecimal digits.
+/// A 64-bit number or hexadecimal text.
 struct Hash(u64);
 
 impl<'de> Deserialize<'de> for Hash {
@@ -124,19 +124,20 @@ impl Visitor<'_> for HashVisitor {
     }
 }
 
-/// Names are not longer.
+/// Maximum length of a name.
 const MOST_NAME: usize = u16::MAX as usize;
-/// A pause is not longer.
+/// Maximum pause.
 const MOST_WAIT_MS: u64 = (1 << 53) / 1_000_000;
 
-/// Names of the fields, in the order of their flags, that change what is found and are not read.
+/// Fields affecting the result without being read here, in the order of their flags.
 const UNREAD: [&str; 7] =
     ["chat_id", "parent_chat_id", "delay", "turn", "type", "branches", "prefix_reset"];
 
 /// `(request_id, wait_for, tool_wait_ms)`.
 type Waits = (Option<String>, Option<Vec<String>>, Option<u64>);
 
-/// `(timestamp, arrival_ns, input tokens, output tokens, block ids, session, unread fields, waits)`.
+/// `(timestamp, arrival_ns, input tokens, output tokens, block ids, session, unread fields,
+/// waits)`.
 type Row<'a, 'py> = (
     Option<Word<'a>>,
     Option<u64>,
@@ -148,7 +149,8 @@ type Row<'a, 'py> = (
     Option<Waits>,
 );
 
-/// Reader of lines. Hashes below `own` are ids; others are numbered from there to `room` as they appear.
+/// Reader of lines. Hashes below `own` are used as ids. All larger hashes get ids from `own` to
+/// `room`, in order of appearance.
 #[pyclass(frozen, module = "kvtrie._kvtrie")]
 pub(crate) struct HashLines {
     hash_tokens: Option<u32>,
@@ -159,7 +161,7 @@ pub(crate) struct HashLines {
 }
 
 impl HashLines {
-    /// The ids of hashes; `None` where there is no room.
+    /// Ids of hashes. `None` without room.
     fn numbered(&self, hashes: impl Iterator<Item = u64>, into: &mut Vec<u32>) -> Option<()> {
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
         for hash in hashes {
@@ -179,14 +181,14 @@ impl HashLines {
         Some(())
     }
 
-    /// The ids of a line; `None` for those that cannot be.
+    /// Ids of a line. `None` if invalid.
     fn ids_of(&self, row: &Hashed<'_>) -> Option<Vec<u32>> {
         let length = row.input_length;
         let mut left = u64::from(length.max(1));
         let total = match (&row.hash_ids, &row.ranges) {
             (Some(hashes), None) => hashes.len(),
             (None, Some(spans)) => {
-                // A block has a token at least: a short line names no billion of them.
+                // A block has at least one token, so a short line cannot name billions of blocks.
                 for (first, end) in spans {
                     let ids = end.checked_sub(*first).filter(|&ids| ids > 0)?;
                     left = left.checked_sub(ids)?;
@@ -230,9 +232,9 @@ impl HashLines {
         Ok(Self { hash_tokens, most, own: own.into(), room, numbers: Mutex::default() })
     }
 
-    /// A line; None if it is unusual or cannot be.
+    /// Read a line. None if it is unusual or invalid.
     fn row<'a, 'py>(&self, py: Python<'py>, line: &'a str) -> Option<Row<'a, 'py>> {
-        // An array would be taken for the fields in their order.
+        // serde would accept an array as the fields in order.
         let object = line.trim_start().starts_with('{');
         let mut row: Hashed<'a> = object.then(|| serde_json::from_str(line).ok()).flatten()?;
         let session = row.session.take().map(|name| match name {
@@ -261,7 +263,7 @@ impl HashLines {
             given.map(|(name, _)| name).collect()
         });
         let waits = (row.request_id.take(), row.wait_for.take(), row.tool_wait_ms);
-        // With `wait_for` a delay is a part of the pause.
+        // With `wait_for`, a delay is part of the pause.
         if waits.1.is_some() && row.delay.0 {
             return None;
         }
@@ -271,7 +273,7 @@ impl HashLines {
         Some((timestamp, arrival_ns, input_length, output_length, ids, session, unread, waits))
     }
 
-    /// The ids of hashes of 64 bits.
+    /// Ids of 64-bit hashes.
     fn ids<'py>(&self, py: Python<'py>, hashes: Vec<u64>) -> PyResult<Bound<'py, PyArray1<u32>>> {
         let mut ids = Vec::with_capacity(hashes.len());
         self.numbered(hashes.into_iter(), &mut ids).map(|()| ids.into_pyarray(py)).ok_or_else(

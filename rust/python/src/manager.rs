@@ -1,8 +1,8 @@
-//! The block manager of one machine: conversions of its calls.
+//! The block manager of a machine: conversions of its calls.
 //!
-//! Files below have the calls for moves, for copies, and for explanations and counts. Invariant:
-//! arguments are converted before the manager is locked, results after it is unlocked. Cost: that
-//! of the core's operation plus one lock.
+//! Submodules have the calls for moves, for copies, and for explanations and counters. Invariant:
+//! arguments are converted before the manager is locked, results after it is unlocked. Cost: the
+//! core's operation plus a lock.
 
 mod copies;
 mod moves;
@@ -25,36 +25,36 @@ use crate::shared::Shared;
 use crate::text::text;
 use crate::tokens::{Sequences, Tokens, Unchecked};
 
-/// Token count from which a request releases the interpreter's lock.
+/// Token count from which a call releases the interpreter's lock.
 const LONG: usize = 64 << 10;
 
 /// First and last ready times of moves.
 type Times<'py> = (Bound<'py, PyArray1<u64>>, Bound<'py, PyArray1<u64>>);
 
-/// A session's name, its length in blocks and its number of blocks.
+/// Session name, length in blocks, and handles of its blocks.
 type Session<'py> = (String, u32, Bound<'py, PyArray1<u64>>);
 
 /// KV-cache block manager: decides which blocks to keep, move, evict and recompute.
 #[pyclass(frozen, weakref, module = "kvtrie")]
 pub(crate) struct BlockManager {
     pub(crate) shared: Shared,
-    /// The shape of the model.
+    /// Shape of the model.
     #[pyo3(get)]
     model: Py<PyAny>,
-    /// The tiers, fastest first.
+    /// Tiers, fastest first.
     #[pyo3(get)]
     tiers: Py<PyTuple>,
-    /// Tokens of one block.
+    /// Tokens per block.
     #[pyo3(get)]
     block_tokens: u32,
     layers: u16,
-    /// This machine's number.
+    /// Number of this machine.
     #[pyo3(get)]
     machine: u32,
 }
 
 impl BlockManager {
-    /// Refuses tiers that other processes can read if the model's KV has no name.
+    /// Require a fingerprint of the model for KV readable by different processes.
     fn named(&self, py: Python<'_>, what: &str) -> PyResult<()> {
         settings::require_fingerprint(self.model.bind(py), what)
     }
@@ -65,7 +65,7 @@ impl BlockManager {
     }
 }
 
-/// Blocks by their handles.
+/// Parse block handles.
 fn blocks_of(given: &Bound<'_, PyAny>) -> PyResult<Vec<Handle>> {
     Ok(numbers(given, "block", u64::MAX)?.into_iter().map(Handle).collect())
 }
@@ -134,7 +134,7 @@ impl BlockManager {
         })
     }
 
-    /// A number that stays as long as lookups find what they found.
+    /// Counter, incremented whenever the result of a lookup may have changed.
     #[getter]
     fn generation(&self, py: Python<'_>) -> PyResult<u64> {
         self.shared.call(py, |manager| {
@@ -143,13 +143,13 @@ impl BlockManager {
         })
     }
 
-    /// The names of all policies.
+    /// Names of all policies.
     #[staticmethod]
     fn policies() -> Vec<&'static str> {
         kvtrie_core::POLICIES.to_vec()
     }
 
-    /// The longest usable prefix of a sequence; pins and refreshes no block.
+    /// Return the longest usable prefix of a sequence. Pins and refreshes no block.
     #[pyo3(signature = (tokens, *, now, scope=None, keep=1))]
     fn lookup(
         &self,
@@ -172,7 +172,7 @@ impl BlockManager {
         Ok(self.found(found, now.0))
     }
 
-    /// `lookup` of several sequences in one call.
+    /// Run `lookup` for several sequences.
     #[pyo3(signature = (tokens, *, now, scope=None, keep=1))]
     fn lookup_many(
         &self,
@@ -220,8 +220,8 @@ impl BlockManager {
         keys.into_flattened().into_pyarray(py).reshape([blocks, 32])
     }
 
-    /// Matches a prompt, pins the blocks that its plan reuses or loads, and allocates the rest; or
-    /// changes nothing.
+    /// Match a prompt, pin the blocks to reuse or load, and allocate the rest. Changes nothing on
+    /// an error.
     #[pyo3(
         signature = (
             tokens, *, now, scope=None, session=None, session_blocks=None, keep=1, reserve=0,
@@ -272,13 +272,13 @@ impl BlockManager {
         Ok(Lease::new(&self.shared, id))
     }
 
-    /// An unreleased lease, by its id.
+    /// Unreleased lease with an id.
     fn lease(&self, py: Python<'_>, lease_id: LeaseNumber) -> PyResult<Lease> {
         self.shared.call(py, |manager| manager.lease(lease_id.0).map(drop))?;
         Ok(Lease::new(&self.shared, lease_id.0))
     }
 
-    /// Every named session of a scope: its name, its length in blocks, and its number of blocks.
+    /// All named sessions of a scope: name, length in blocks, and handles of the blocks.
     #[pyo3(signature = (*, scope=None))]
     fn sessions<'py>(
         &self,
@@ -291,17 +291,17 @@ impl BlockManager {
         Ok(sessions.into_iter().map(of).collect())
     }
 
-    /// Forgets all blocks.
+    /// Forget all blocks.
     fn reset(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.call(py, Manager::reset)
     }
 
-    /// Checks every invariant from scratch.
+    /// Check every invariant from scratch.
     fn audit(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.long(py, Manager::audit)
     }
 
-    /// Closes the manager.
+    /// Close the manager.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.call(py, |manager| {
             manager.close();

@@ -7,7 +7,7 @@ use pyo3::PyResult;
 use crate::error::bad;
 use crate::number::{First, LayerTime, Ready};
 
-/// Completes `ready` and `first` from `per_layer`; refuses contradictory ones.
+/// Complete `ready` and `first` from `per_layer`. Refuses contradictory times.
 pub(crate) fn times(
     ready: Option<Ready>,
     first: Option<First>,

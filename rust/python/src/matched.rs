@@ -1,8 +1,8 @@
 //! Match: the result of a lookup.
 //!
-//! The call itself finds which blocks match; the details of each are read at the first use, so that
-//! a lookup for the length alone is fast. Invariant: reading pins and refreshes no block. Cost:
-//! O(blocks) at the first read.
+//! The call only finds the matching blocks. Their details are read at the first use, so a lookup
+//! for the length is fast. Invariant: reading pins and refreshes no block. Cost: O(blocks) at the
+//! first read.
 
 mod block;
 mod copy;
@@ -21,12 +21,12 @@ use crate::shared::Shared;
 pub(crate) use block::{MatchedBlock, handle};
 pub(crate) use copy::Copy;
 
-/// The longest usable prefix of a sequence.
+/// Longest usable prefix of a sequence.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct Match {
     shared: Shared,
     found: Vec<Handle>,
-    /// Number of tokens that it covers.
+    /// Number of covered tokens.
     #[pyo3(get)]
     tokens: usize,
     now: u64,
@@ -47,8 +47,8 @@ impl Match {
         handles(py, &self.found)
     }
 
-    /// Its blocks in logical order, as of the first read; one evicted before has no tokens and no
-    /// copies.
+    /// Its blocks in logical order, as of the first read. A block evicted before has no tokens and
+    /// no copies.
     #[getter]
     fn blocks(&self, py: Python<'_>) -> PyResult<Py<PyTuple>> {
         let read = || {
@@ -68,7 +68,7 @@ impl Match {
         self.blocks.get_or_try_init(py, read).map(|blocks| blocks.clone_ref(py))
     }
 
-    /// Number of its blocks after the first `skip` that are complete on a tier, as of now.
+    /// Current number of consecutive blocks after the first `skip`, complete on a tier.
     #[pyo3(signature = (tier, *, skip=0))]
     fn resident(
         &self,
@@ -81,8 +81,8 @@ impl Match {
         self.shared.call(py, |manager| Ok(manager.resident_blocks(found, tier)))
     }
 
-    /// Number of its blocks after the first `skip` up to the last border at which a tier has all that a
-    /// resume needs, as of now.
+    /// Current number of blocks after the first `skip`, up to the last border resumable from a
+    /// tier.
     #[pyo3(signature = (tier, *, skip=0))]
     fn resumable(
         &self,

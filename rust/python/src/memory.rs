@@ -1,17 +1,17 @@
-//! Vectors of a caller-given length: allocation bounded by memory.
+//! Vectors with lengths from the caller: allocation limited by memory.
 //!
-//! Invariant: a vector that does not fit in memory is a `ConfigError`, and a claimed length beyond
-//! the limit is refused before anything is read. Cost: one comparison per item.
+//! Invariant: a vector too large for memory is a `ConfigError`, and a claimed length over the limit
+//! is refused before reading. Cost: a comparison per item.
 
 use pyo3::exceptions::{PyMemoryError, PyOverflowError};
 use pyo3::prelude::*;
 
 use crate::error::bad;
 
-/// Items allocated at once if an object claims to have them.
+/// Number of items allocated at once for a claimed length.
 const TRUSTED: usize = 1 << 16;
 
-/// The length that an object claims, at most `most`; 0 if it claims none.
+/// Length claimed by an object, at most `most`. 0 if it claims none.
 pub(crate) fn claimed(given: &Bound<'_, PyAny>, most: usize, what: &str) -> PyResult<usize> {
     let claimed = match given.len() {
         Ok(claimed) => claimed,
@@ -29,14 +29,14 @@ fn lacking(length: usize, what: &str) -> PyErr {
     bad(format!("{length} {what} do not fit into memory"))
 }
 
-/// An empty vector with capacity for `length` items.
+/// Empty vector with capacity for `length` items.
 pub(crate) fn vector<T>(length: usize, what: &str) -> PyResult<Vec<T>> {
     let mut all = Vec::new();
     all.try_reserve_exact(length).map_err(|_| lacking(length, what))?;
     Ok(all)
 }
 
-/// The items of an iterable, at most `most`.
+/// Items of an iterable, at most `most`.
 pub(crate) fn items<'py, T>(
     given: &Bound<'py, PyAny>,
     most: usize,
@@ -57,7 +57,7 @@ pub(crate) fn items<'py, T>(
     Ok(all)
 }
 
-/// Converts Python's `MemoryError` to the error of bad arguments.
+/// Convert Python's `MemoryError` to the error of bad arguments.
 pub(crate) fn fits(error: PyErr, py: Python<'_>, what: &str) -> PyErr {
     if error.is_instance_of::<PyMemoryError>(py) {
         return bad(format!("{what} do not fit into memory: {error}"));

@@ -1,8 +1,8 @@
 //! Records of an explained miss.
 //!
-//! The call itself copies what the answer needs; branches are compared when an attribute is read first,
-//! without the manager's lock and the interpreter's. Invariant: the answer is that of the time of the
-//! call. Cost: see `kvtrie_core::recurrence`, once.
+//! The call only copies its inputs. Branches are compared at the first attribute read, without the
+//! manager's lock and the interpreter's lock. Invariant: the answer is of the time of the call.
+//! Cost: see `kvtrie_core::recurrence`, once.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -12,24 +12,24 @@ use pyo3::types::PyBytes;
 
 use crate::record::record;
 
-/// Branches of a miss where the caller names no number.
+/// Default number of branches of a miss.
 pub(crate) const BRANCHES: usize = 8;
 
-/// Bound of the branches of a miss.
+/// Maximum number of branches of a miss.
 pub(crate) const MOST_BRANCHES: usize = 64;
 
 record! {
-    /// Cached branch from which a prompt parted.
+    /// Cached branch diverging from a prompt.
     MissBranch(kvtrie_core::MissBranch) |branch, py| {
-        /// Its tokens from the parting on, at most 64, `uint32[n]`.
+        /// Its tokens after the divergence, at most 64, `uint32[n]`.
         tokens: Bound<'py, PyArray1<u32>> = branch.tokens.to_pyarray(py);
-        /// Tokens cached after the parting, at most 131 072.
+        /// Tokens cached after the divergence, at most 131 072.
         cached: usize = branch.cached;
         /// Nanoseconds since the last use of its first block.
         idle: u64 = branch.idle;
-        /// The session that ends with it.
+        /// Session ending with the branch.
         session: Option<&str> = branch.session.as_deref();
-        /// Tokens of the prompt after the parting that recur in it.
+        /// Prompt tokens after the divergence recurring in the branch.
         recurring: usize = branch.recurring;
     }
     repr format!("MissBranch(cached={}, recurring={})", branch.cached, branch.recurring);
@@ -47,7 +47,7 @@ impl Miss {
         Self { open: Mutex::new(Some(open)), closed: OnceLock::new() }
     }
 
-    /// The answer; the first call compares the branches.
+    /// Return the answer. The first call compares the branches.
     fn answer(&self, py: Python<'_>) -> &kvtrie_core::Miss {
         self.closed.get().unwrap_or_else(|| {
             py.detach(|| {
@@ -68,55 +68,55 @@ impl Miss {
         self.answer(py).tokens
     }
 
-    /// Tokens found, per tier.
+    /// Found tokens per tier.
     #[getter]
     fn found(&self, py: Python<'_>) -> Vec<usize> {
         self.answer(py).found.clone()
     }
 
-    /// Index of the first token that differs from the cached branches; None if none does.
+    /// Index of the first token different from all cached branches, or None.
     #[getter]
     fn parted_at(&self, py: Python<'_>) -> Option<usize> {
         self.answer(py).parted_at
     }
 
-    /// Content key of the last block in common with the branches; None at a first block.
+    /// Content key of the last block shared with the branches. None at a first block.
     #[getter]
     fn parting<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
         self.answer(py).parting.map(|key| PyBytes::new(py, &key))
     }
 
-    /// The branches there.
+    /// Branches at the divergence.
     #[getter]
     fn branches(&self, py: Python<'_>) -> Vec<MissBranch> {
         self.answer(py).branches.iter().cloned().map(MissBranch).collect()
     }
 
-    /// Tokens after the match that were cached once.
+    /// Formerly cached tokens after the match.
     #[getter]
     fn evicted(&self, py: Python<'_>) -> usize {
         self.answer(py).evicted
     }
 
-    /// Tokens that are known and have no complete copy yet.
+    /// Known tokens without a complete copy yet.
     #[getter]
     fn in_flight(&self, py: Python<'_>) -> usize {
         self.answer(py).in_flight
     }
 
-    /// Tokens after the match that another scope of the tenant has.
+    /// Tokens after the match cached in a different scope of the tenant.
     #[getter]
     fn other_scope(&self, py: Python<'_>) -> usize {
         self.answer(py).other_scope
     }
 
-    /// Tokens of the match that are expected to be computed faster than loaded.
+    /// Tokens of the match expected to be faster to compute than to load.
     #[getter]
     fn recomputed(&self, py: Python<'_>) -> usize {
         self.answer(py).recomputed
     }
 
-    /// Ranges of computed tokens and their causes.
+    /// Ranges of computed tokens, with their causes.
     #[getter]
     fn causes(&self, py: Python<'_>) -> Vec<(usize, usize, &'static str)> {
         let name =

@@ -1,7 +1,7 @@
 //! Moves as columns, for the executor.
 //!
-//! Invariant: all columns have one row per move, in topological order or in that of a selection.
-//! Cost: each array is made at its first use, so that a step without moves costs nothing.
+//! Invariant: all columns have a row per move, in topological order or in the order of a selection.
+//! Cost: each array is created at its first use, so a step without moves costs nothing.
 
 mod row;
 mod wire;
@@ -23,7 +23,7 @@ pub(crate) use row::{Move, number_of};
 /// Limit of moves in a selection.
 const LIST: usize = 1 << 16;
 
-/// A value of a column, and the array of them.
+/// Value of a column, with its array type.
 trait Cell: Sized {
     type Array;
 
@@ -53,7 +53,7 @@ impl Cell for [u8; 32] {
     }
 }
 
-/// The columns, each once it was used, and the methods of `Moves`.
+/// Columns, each created at its first use, and the methods of `Moves`.
 macro_rules! moves {
     ({ $($(#[$doc:meta])* $name:ident: $type:ty;)* } $($method:tt)*) => {
         struct Columns {
@@ -110,13 +110,13 @@ impl Moves {
 }
 
 columns! { moves
-    /// The kind of a move towards a faster tier.
+    /// Kind of a move to a faster tier.
     #[classattr]
     const LOAD: u8 = LOAD;
-    /// The kind of a move towards a slower tier.
+    /// Kind of a move to a slower tier.
     #[classattr]
     const STORE: u8 = STORE;
-    /// The kind of a move within the first tier.
+    /// Kind of a move within the first tier.
     #[classattr]
     const COPY: u8 = COPY;
 
@@ -129,7 +129,7 @@ columns! { moves
         self.columns.label.get_or_try_init(py, made).map(|label| label.clone_ref(py))
     }
 
-    /// The moves that include a layer, restricted to it. Report them with `layers_done`.
+    /// Moves including a layer, restricted to it. Report them with `layers_done`.
     fn by_layer(&self, layer: Layer) -> Self {
         let layer = layer.0;
         let carries = |row: &&Move| row.layer_lo <= layer && layer < row.layer_hi;
@@ -138,7 +138,7 @@ columns! { moves
         Self::from(self.rows.iter().filter(carries).map(restricted).collect::<Vec<_>>())
     }
 
-    /// The same moves, each of all layers of a rank with `layers` layers.
+    /// Moves extended to all layers of a rank with `layers` layers.
     fn of_layers(&self, layers: Layer) -> PyResult<Self> {
         let layers = layers.0;
         if layers == 0 {
@@ -148,8 +148,8 @@ columns! { moves
         Ok(Self::from(self.rows.iter().map(whole).collect::<Vec<_>>()))
     }
 
-    /// The moves between the given tiers that wait for none, grouped by kind, lease, tiers and
-    /// layers; and the others.
+    /// Split into independent moves between the given tiers, grouped by kind, lease, tiers and
+    /// layers, and the remaining moves.
     fn together<'py>(
         slf: &Bound<'py, Self>,
         tiers: &Bound<'py, PyAny>,
@@ -186,12 +186,12 @@ columns! { moves
         Ok((parts.collect::<PyResult<_>>()?, Bound::new(py, Self::from(others))?))
     }
 
-    /// The columns as bytes, for a worker process.
+    /// Encode the columns as bytes, for a worker process.
     fn to_bytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &wire::encode(&self.rows))
     }
 
-    /// Decodes the result of `to_bytes`.
+    /// Decode the result of `to_bytes`.
     #[staticmethod]
     fn from_bytes(data: &[u8]) -> PyResult<Self> {
         wire::decode(data).map(Self::from)

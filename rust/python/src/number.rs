@@ -1,7 +1,7 @@
-//! Conversion of Python integers, one function per argument, so that errors name it.
+//! Conversion of Python integers, with a function per argument to name it in errors.
 //!
-//! Invariant: a non-integer, a bool or a number out of range is a `ConfigError` that shows it,
-//! never an `OverflowError` or a `TypeError`. Cost: one conversion.
+//! Invariant: a non-integer, a bool or a number out of range is a `ConfigError` showing it, never
+//! an `OverflowError` or a `TypeError`. Cost: a conversion.
 
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
@@ -9,13 +9,13 @@ use pyo3::types::{PyBool, PyTuple};
 
 use crate::error::bad;
 
-/// Latest accepted time: 292 years, so that sums of two fit in 64 bits.
+/// Latest accepted time: 292 years, so sums of two fit in 64 bits.
 const LATEST: u64 = i64::MAX as u64;
 
-/// Limit of counts, beyond any tier, so that no product overflows.
+/// Limit of counts, above any tier, to avoid overflows in products.
 const MANY: u64 = 1 << 44;
 
-/// An integer `0..=most`.
+/// Convert an integer `0..=most`.
 pub(crate) fn whole(number: &Bound<'_, PyAny>, name: &str, most: u64) -> PyResult<u64> {
     if number.is_instance_of::<PyBool>() {
         return Err(unlike(number, name, most));
@@ -39,7 +39,7 @@ fn unlike(given: &Bound<'_, PyAny>, name: &str, most: u64) -> PyErr {
     bad(format!("{name} is {}, a whole number 0 to {most} wanted", shown(given)))
 }
 
-/// A short representation of any value for a message.
+/// Short representation of any value for a message.
 pub(crate) fn shown(given: &Bound<'_, PyAny>) -> String {
     let show = || {
         let module = given.py().import("kvtrie.settings.argument")?;
@@ -48,13 +48,13 @@ pub(crate) fn shown(given: &Bound<'_, PyAny>) -> String {
     show().unwrap_or_else(|_| format!("a {}", given.get_type()))
 }
 
-/// A float.
+/// Convert a float.
 pub(crate) fn real(given: &Bound<'_, PyAny>, name: &str) -> PyResult<f64> {
     let number = (!given.is_instance_of::<PyBool>()).then(|| given.extract::<f64>().ok()).flatten();
     number.ok_or_else(|| bad(format!("{name} is {}, a number wanted", shown(given))))
 }
 
-/// A bool.
+/// Convert a bool.
 pub(crate) fn flag(given: &Bound<'_, PyAny>, name: &str) -> PyResult<bool> {
     // Numpy's bools are accepted too.
     let found = given.extract::<bool>();
@@ -70,7 +70,7 @@ pub(crate) fn pair<'py>(given: &Bound<'py, PyAny>, name: &str) -> PyResult<[Boun
     of().ok_or_else(|| bad(format!("{name} is {}, a pair of numbers wanted", shown(given))))
 }
 
-/// An integer that fits the target type.
+/// Convert an integer to the target type.
 pub(crate) fn small<T>(number: &Bound<'_, PyAny>, name: &str, most: T) -> PyResult<T>
 where
     T: Into<u64> + TryFrom<u64>,
@@ -80,18 +80,18 @@ where
     T::try_from(found).map_err(|_| bad(format!("{name} is {found}, 0 to {most} wanted")))
 }
 
-/// A count of tokens, blocks or moves.
+/// Convert a count of tokens, blocks or moves.
 pub(crate) fn count(number: &Bound<'_, PyAny>, name: &str) -> PyResult<usize> {
     let found = whole(number, name, MANY)?;
     usize::try_from(found).map_err(|_| bad(format!("{name} is {found}, too many")))
 }
 
-/// A time in nanoseconds.
+/// Convert a time in nanoseconds.
 pub(crate) fn nanos(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u64> {
     whole(number, name, LATEST)
 }
 
-/// Calls a function for an argument, with its limit if it takes one.
+/// Call a conversion for an argument, with its limit if any.
 macro_rules! convert {
     ($convert:ident ($($most:expr)?) $given:expr, $name:expr) => {
         $convert($given, $name $(, $most)?)
@@ -117,7 +117,7 @@ arguments! {
     flag() bool: explain reuse spans present ok hung cancelled layerwise;
 }
 
-/// Defines arguments without a default as types, which keeps signatures short.
+/// Defines types for arguments without a default, to keep signatures short.
 macro_rules! types {
     ($($class:ident($name:literal) = $convert:ident $most:tt $number:ty;)*) => {$(
         #[derive(Clone, Copy)]

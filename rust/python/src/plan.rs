@@ -11,13 +11,13 @@ use crate::number::Layer;
 
 pub(crate) use span::Span;
 
-/// Plan of a request: how its match becomes resident on the first tier, and when the prompt is
-/// done.
+/// Plan of a request: how its match becomes resident on the first tier, and the predicted end of
+/// the prompt.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct Plan {
     inner: kvtrie_core::Plan,
     compute: Vec<(u32, Layers)>,
-    /// Borders of blocks at which a pass should end.
+    /// Block borders at which a pass should end.
     borders: Vec<u32>,
     block_tokens: u32,
     layers: u16,
@@ -45,7 +45,7 @@ impl Plan {
         self.inner.spans.iter().map(|span| Span::new(span, self.block_tokens)).collect()
     }
 
-    /// Predicted time at which the whole prompt is computed, in nanoseconds.
+    /// Predicted end of computing the whole prompt, in nanoseconds.
     #[getter]
     fn finish(&self) -> u64 {
         self.inner.finish
@@ -64,7 +64,7 @@ impl Plan {
         self.borders.iter().map(tokens).collect()
     }
 
-    /// Positions whose KV the engine must write at `layer` (None: at any layer), ascending.
+    /// Positions for the engine to write KV at `layer` (None: at any layer), ascending.
     #[pyo3(signature = (layer=None))]
     fn recompute<'py>(
         &self,
@@ -83,11 +83,11 @@ impl Plan {
         Ok(positions.into_pyarray(py))
     }
 
-    /// Predicted time at which the reused and loaded spans of `layer` are resident, in nanoseconds;
-    /// 0 if there are none.
+    /// Predicted residency time of the reused and loaded spans of `layer`, in nanoseconds. 0
+    /// without spans.
     ///
-    /// A span of `n` blocks and `l` layers counts as `n` equal transmissions in a row, so that its
-    /// layer `i` is resident at `ready - (l - 1 - i) * (ready - first_ready) / (n * l - 1)`.
+    /// A span of `n` blocks and `l` layers counts as `n` consecutive equal transmissions, with
+    /// layer `i` resident at `ready - (l - 1 - i) * (ready - first_ready) / (n * l - 1)`.
     fn ready(&self, layer: Layer) -> PyResult<u64> {
         let layer = layer.0;
         self.check(layer)?;

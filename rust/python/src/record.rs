@@ -1,7 +1,7 @@
-//! Record classes: immutable values of the core with named attributes. The plain ones are here.
+//! Record classes: immutable core values with named attributes. The plain classes are here.
 //!
-//! Invariant: an attribute is computed at each access, so that making a record copies nothing. Cost:
-//! that of the core's value.
+//! Invariant: an attribute is computed at each access, so creating a record copies nothing. Cost:
+//! the core's value.
 
 use numpy::{PyArray1, ToPyArray};
 use pyo3::prelude::*;
@@ -9,8 +9,8 @@ use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 
 use crate::arrays::{column, handles};
 
-/// Defines a class that wraps a value of the core: its attributes, its `repr`, further methods.
-/// With `equal as` its name, instances compare and hash as their values do.
+/// Defines a wrapper class of a core value: attributes, `repr` and further methods. With `equal as`
+/// and a class name, instances compare and hash as their values.
 macro_rules! record {
     (
         $(#[$meta:meta])*
@@ -60,49 +60,49 @@ pub(crate) use record;
 record! {
     /// Result of a commit.
     Committed(kvtrie_core::Committed) |done, py| {
-        /// Handles of the blocks that entered the trie, `uint64[n]`.
+        /// Handles of new blocks in the trie, `uint64[n]`.
         new: Bound<'py, PyArray1<u64>> = handles(py, &done.new);
-        /// Private slots whose block another lease had committed already, `uint32[k]`; the lease
-        /// keeps them until release.
+        /// Private slots with a block already committed by a different lease, `uint32[k]`. The
+        /// lease keeps them until its release.
         duplicate: Bound<'py, PyArray1<u32>> = done.duplicate.to_pyarray(py);
-        /// Handles of the earlier blocks, one for each duplicate, `uint64[k]`.
+        /// Handles of the earlier blocks, parallel to `duplicate`, `uint64[k]`.
         canonical: Bound<'py, PyArray1<u64>> = handles(py, &done.canonical);
-        /// Number of new blocks that had been stored ahead; the request takes their copies over.
+        /// Number of new blocks stored ahead. The request takes over their copies.
         ahead: usize = done.ahead;
     }
     repr format!("Committed(new={}, duplicate={})", done.new.len(), done.duplicate.len());
 }
 
 record! {
-    /// Slots of one group of layers on a tier.
+    /// Slots of a layer group on a tier.
     GroupStats(kvtrie_core::GroupSlots) |slots, py| {
-        /// Slots of blocks and states that a resume point or a lease holds; of the first group, all
-        /// that are not free.
+        /// Slots of blocks and states held by a resume point or a lease. For the first group, all
+        /// slots in use.
         held: u64 = slots.held;
-        /// Slots that are found until they are taken, before any victim.
+        /// Slots still found by lookups until reused, before any victim.
         released: u64 = slots.released;
     }
     repr format!("GroupStats(held={}, released={})", slots.held, slots.released);
 }
 
 record! {
-    /// Eviction of some layers of a block from a tier, with the terms of its rank.
+    /// Eviction of layers of a block from a tier, with the terms of its rank.
     Eviction(kvtrie_core::Eviction) |entry, py| {
-        /// When, in nanoseconds.
+        /// Time in nanoseconds.
         at: u64 = entry.at;
         /// Handle of the block.
         block: u64 = entry.block.0;
-        /// Its index in its sequence, in blocks.
+        /// Index in its sequence, in blocks.
         position: u32 = entry.position;
-        /// The tenant's salt.
+        /// Salt of the tenant.
         tenant: Bound<'py, PyBytes> = PyBytes::new(py, &entry.tenant);
-        /// The adapter's name.
+        /// Name of the adapter.
         lora: &str = &entry.lora;
-        /// Index of the tier that they were on.
+        /// Index of the source tier.
         tier: usize = entry.tier;
-        /// Index of the tier that they were moved to; None if to none.
+        /// Index of the destination tier, or None.
         to: Option<usize> = entry.to;
-        /// The evicted layers, as `(first, one after the last)`.
+        /// Evicted layers, as `(first, end)`.
         layers: (u16, u16) = (entry.layers.lo, entry.layers.hi);
         /// Cause of the eviction.
         cause: &'static str = entry.cause.name();
@@ -112,7 +112,7 @@ record! {
         uses: u32 = entry.uses;
         /// Nanoseconds since its last use.
         idle: u64 = entry.idle;
-        /// The product of all terms.
+        /// Product of all terms.
         cost: f64 = entry.terms.cost;
         /// `base`, `uses`, `layer` and `position`, as in `explain`.
         terms: PyResult<Bound<'py, PyDict>> = [
@@ -121,9 +121,9 @@ record! {
             ("layer", entry.terms.layer_weight),
             ("position", entry.terms.position_weight),
         ].into_py_dict(py);
-        /// Retention value: cost per second of idle time; infinite at zero idle time.
+        /// Retention value: cost per second of idle time. Infinite at zero idle time.
         value: f64 = entry.value;
-        /// Value of the copy that would have been evicted next; None if there was no other victim.
+        /// Value of the next victim, or None.
         next_value: Option<f64> = entry.next;
     }
     repr format!(
@@ -137,28 +137,28 @@ record! {
 record! {
     /// Price of a block on a tier at a time.
     Explanation(kvtrie_core::Explanation) |found, py| {
-        /// The product of all terms and weights.
+        /// Product of all terms and weights.
         cost: f64 = found.terms.cost;
-        /// `base`, the cost of computing a token of the block again, and `uses`, its discounted
-        /// number of uses. Terms that the policy does not use are 1.
+        /// `base`, the recompute cost of a token of the block, and `uses`, its discounted number of
+        /// uses. Terms not used by the policy are 1.
         terms: PyResult<Bound<'py, PyDict>> =
             [("base", found.terms.base), ("uses", f64::from(found.terms.uses))].into_py_dict(py);
-        /// `layer` and `position`; 1 if the policy does not use them.
+        /// `layer` and `position`. Weights not used by the policy are 1.
         weights: PyResult<Bound<'py, PyDict>> = [
             ("layer", found.terms.layer_weight),
             ("position", found.terms.position_weight),
         ].into_py_dict(py);
         /// Nanoseconds since the last use.
         idle: u64 = found.idle;
-        /// Retention value: cost per second of idle time; infinite at zero idle time.
+        /// Retention value: cost per second of idle time. Infinite at zero idle time.
         value: f64 = found.value;
-        /// Its priority on the tier, 35 without a hint; lower ones are evicted first.
+        /// Priority on the tier, 35 without a hint. Lower priorities are evicted first.
         priority: u8 = found.priority;
-        /// Number of entries of the tier evicted before it; None while it cannot be a victim.
+        /// Number of entries of the tier evicted before it. None while it cannot be a victim.
         rank: Option<usize> = found.rank;
-        /// The layers that would be evicted next, as `(first, one after the last)`.
+        /// Next layers to evict, as `(first, end)`.
         layers: (u16, u16) = (found.layers.lo, found.layers.hi);
-        /// The value in words, under a policy that learns it; None under any other.
+        /// Description of the value, under a learning policy. None otherwise.
         words: Option<&str> = found.words.as_deref();
     }
     repr format!(
@@ -169,17 +169,17 @@ record! {
 }
 
 record! {
-    /// Tokens of a lease's plan that will not arrive.
+    /// Planned tokens of a lease lost by a failed load.
     Failed(kvtrie_core::Failed) |failed, py| {
-        /// The lease concerned; 0 if none is.
+        /// Lease, or 0.
         lease: u64 = failed.lease;
-        /// Handle of the block; None for a partial one.
+        /// Handle of the block. None for a partial block.
         block: Option<u64> = failed.block.map(|block| block.0);
-        /// First token on the lease's path.
+        /// First token in the lease's sequence.
         start: u64 = failed.start;
         /// End of the tokens, exclusive.
         stop: u64 = failed.stop;
-        /// The executor's message.
+        /// Message of the executor.
         reason: &str = &failed.reason;
     }
     repr format!(
@@ -191,7 +191,7 @@ record! {
 }
 
 record! {
-    /// Arrival times of a transmission: layer `i` is there at `first + i * per_layer`.
+    /// Arrival times of a transmission: layer `i` arrives at `first + i * per_layer`.
     #[derive(PartialEq, Eq, Hash)]
     Transmission(kvtrie_core::Transmission) equal as "Transmission" |sent, py| {
         /// Arrival of the last layer, in nanoseconds.
@@ -209,15 +209,15 @@ record! {
 record! {
     /// Blocks without a price, as a struct of arrays.
     Unpriced(Vec<kvtrie_core::Unpriced>) |blocks, py| {
-        /// The blocks' handles.
+        /// Block handles.
         id: Bound<'py, PyArray1<u64>> = column(py, blocks, |known| known.block.0);
         /// Tokens before each block.
         context: Bound<'py, PyArray1<u64>> = column(py, blocks, |known| known.context);
-        /// Each block's index in its sequence.
+        /// Index of each block in its sequence.
         index: Bound<'py, PyArray1<u32>> = column(py, blocks, |known| known.index);
-        /// Number of uses of each.
+        /// Number of uses of each block.
         uses: Bound<'py, PyArray1<u32>> = column(py, blocks, |known| known.uses);
-        /// Number of blocks of each one's session.
+        /// Number of blocks of each block's session.
         session_blocks: Bound<'py, PyArray1<u32>> =
             column(py, blocks, |known| known.session_blocks);
     }

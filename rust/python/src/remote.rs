@@ -1,7 +1,7 @@
-//! Values of a shared store, for Python: their names and checksums, and the folder that keeps them.
+//! Values of a shared store, for Python: names, checksums, and the value folder.
 //!
 //! Invariant: bytes are hashed and transferred in the caller's arrays, without the interpreter's
-//! lock. Cost: that of the store's operation, plus one conversion per value.
+//! lock. Cost: the store's operation, plus a conversion per value.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,13 +24,13 @@ use crate::index::label;
 use crate::number;
 use crate::text::chosen;
 
-/// A value to write: its key, its label, its layers.
+/// A value to write: key, label, layers.
 type Labelled<'py> = (Vec<u8>, Vec<u8>, PyReadonlyArray2<'py, u8>);
 
-/// A header, empty if there is none, and the reason.
+/// A header, empty on failure, and the reason.
 type Header<'py> = (Bound<'py, PyBytes>, Option<String>);
 
-/// A value that was read: key, header, layers, memory.
+/// A read value: key, header, layers, memory.
 type Read<'py> = (Vec<u8>, PyReadonlyArray1<'py, u8>, (u16, u16), PyReadonlyArray2<'py, u8>);
 
 /// A value to read from a folder: name, header, offset of the layers, memory.
@@ -39,7 +39,7 @@ type Wanted<'py> = (Vec<u8>, PyReadwriteArray1<'py, u8>, u64, PyReadwriteArray2<
 /// A value to write to a folder: name, header, memory.
 type Given<'py> = (Vec<u8>, Vec<u8>, PyReadonlyArray2<'py, u8>);
 
-/// A result in a word, and the reason.
+/// Result word and reason.
 type Result = (&'static str, String);
 
 fn raise(error: Error) -> PyErr {
@@ -57,7 +57,7 @@ fn key(bytes: &[u8]) -> PyResult<BlockKey> {
     bytes.try_into().map_err(|_| bad(format!("a name has 32 bytes, not {}", bytes.len())))
 }
 
-/// A time of the wall clock.
+/// Convert a wall-clock time.
 fn wall(nanoseconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_nanos(nanoseconds)
 }
@@ -74,7 +74,7 @@ fn result(outcome: Outcome) -> Result {
     }
 }
 
-/// Format of the values and names of one deployment, layout and rank.
+/// Format of the values and names of a deployment, layout and rank.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct ValueFormat(Format);
 
@@ -109,7 +109,7 @@ impl ValueFormat {
         self.0.layer_at(layer)
     }
 
-    /// The names of blocks.
+    /// Names of blocks.
     fn names<'py>(
         &self,
         py: Python<'py>,
@@ -126,7 +126,7 @@ impl ValueFormat {
         names.into_pyarray(py).reshape(shape)
     }
 
-    /// The headers of blocks, of which memory has all layers; a reason where there is none.
+    /// Headers of blocks. `memory` has all layers. Invalid blocks give a reason.
     fn headers<'py>(
         &self,
         py: Python<'py>,
@@ -150,7 +150,7 @@ impl ValueFormat {
         Ok(made.collect())
     }
 
-    /// Verifies blocks that were read; a reason for each that differs.
+    /// Verify read blocks. Returns a reason for each difference.
     fn verify(&self, py: Python<'_>, blocks: Vec<Read<'_>>) -> PyResult<Vec<Option<String>>> {
         let given = blocks.iter().map(|(key, header, (lo, hi), memory)| {
             let memory = memory.as_slice().map_err(|_| contiguous())?;
@@ -171,7 +171,7 @@ impl ValueFormat {
     }
 }
 
-/// Folder of values of one size.
+/// Folder of values of equal size.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct ValueFolder {
     folder: Folder,
@@ -181,7 +181,7 @@ pub(crate) struct ValueFolder {
 #[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted, not lent")]
 #[pymethods]
 impl ValueFolder {
-    /// Opens a folder; creates it if there is none.
+    /// Open a folder, and create it if missing.
     #[new]
     #[pyo3(signature = (folder, *, header_bytes, value_bytes, ttl=None, io="direct"))]
     fn new(
@@ -200,9 +200,9 @@ impl ValueFolder {
         Ok(Self { folder: opened.map_err(raise)?, header_bytes })
     }
 
-    /// Removes files that expired and staging files of a folder that others may be using; times are
-    /// nanoseconds of the wall clock. Returns values that expired, staging files, the bytes of both,
-    /// and values that are left.
+    /// Remove expired files and staging files of a shared folder in use. Times are nanoseconds of
+    /// the wall clock. Returns the numbers of expired values and staging files, the bytes of both,
+    /// and the number of remaining values.
     #[staticmethod]
     #[pyo3(signature = (folder, *, expired, stale))]
     fn collect(
@@ -218,17 +218,17 @@ impl ValueFolder {
         Ok((found.expired.files, found.staged.files, bytes, found.kept))
     }
 
-    /// Removes staging files of writers that ended before a time; returns how many.
+    /// Remove staging files last changed before a time. Returns their number.
     fn sweep(&self, py: Python<'_>, before: u64) -> u64 {
         py.detach(|| self.folder.sweep(wall(before))).files
     }
 
-    /// The path of a value.
+    /// Path of a value.
     fn path(&self, name: &[u8]) -> PyResult<PathBuf> {
         Ok(self.folder.path(&key(name)?))
     }
 
-    /// Whether there are values of these names.
+    /// Check for values with these names.
     fn exists_many(&self, py: Python<'_>, names: Vec<Vec<u8>>, left: u64) -> PyResult<Vec<Result>> {
         let names = names.iter().map(|name| key(name)).collect::<PyResult<Vec<_>>>()?;
         let left = Duration::from_nanos(left);
@@ -236,7 +236,7 @@ impl ValueFolder {
         Ok(found.into_iter().map(result).collect())
     }
 
-    /// Reads headers and layers of values.
+    /// Read headers and layers of values.
     fn get_many(
         &self,
         py: Python<'_>,
@@ -258,7 +258,7 @@ impl ValueFolder {
         Ok(found.into_iter().map(result).collect())
     }
 
-    /// Writes values that are not there.
+    /// Write missing values.
     fn put_many(&self, py: Python<'_>, values: Vec<Given<'_>>, left: u64) -> PyResult<Vec<Result>> {
         let given = values.iter().map(|(name, header, memory)| {
             let bytes = memory.as_slice().map_err(|_| contiguous())?;
@@ -269,7 +269,7 @@ impl ValueFolder {
         Ok(found.into_iter().map(result).collect())
     }
 
-    /// Removes values.
+    /// Remove values.
     fn remove_many(&self, py: Python<'_>, names: Vec<Vec<u8>>) -> PyResult<Vec<Result>> {
         let names = names.iter().map(|name| key(name)).collect::<PyResult<Vec<_>>>()?;
         let found = py.detach(|| self.folder.remove_many(&names));

@@ -1,6 +1,6 @@
-//! Routers of a simulation as they are named, and their decisions as tuples.
+//! Router settings of a simulation, and router decisions as tuples.
 //!
-//! Invariant: weights are integers. Cost: one conversion per decision that is reported.
+//! Invariant: weights are integers. Cost: a conversion per reported decision.
 
 use kvtrie_sim::decision::{Choice, Decision};
 use kvtrie_sim::request::Request;
@@ -14,7 +14,7 @@ use crate::error::bad;
 use crate::number::{pair, shown, whole};
 use crate::text::text;
 
-/// A name, or `("locality", ratio in 2**-32)`, or `("score", hit_weight, load_weight)`.
+/// Parse a name, `("locality", ratio in 2**-32)`, or `("score", hit_weight, load_weight)`.
 pub(crate) fn routed(
     given: Option<&Bound<'_, PyAny>>,
     block_tokens: u32,
@@ -49,7 +49,8 @@ fn ratio_of(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     Ok(ratio)
 }
 
-/// The candidate that `Locality` chooses, of at least one `(load, hit)`; the ratio in 2**-32.
+/// Return the candidate chosen by `Locality` among `(load, hit)` pairs. The ratio is in units of
+/// 2**-32.
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "pyo3 converts to a value")]
 pub(crate) fn locality(

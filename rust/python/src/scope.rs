@@ -11,7 +11,7 @@ use crate::error::bad;
 use crate::number::{nanos, shown};
 use crate::text::{chosen, text};
 
-/// Converts a scope; `None` is the plain one.
+/// Convert a scope. `None` is the empty scope.
 pub(crate) fn scope(given: Option<&Bound<'_, PyAny>>) -> PyResult<Scope> {
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let Some(given) = given else { return Ok(Scope::default()) };
@@ -37,12 +37,12 @@ pub(crate) fn scope(given: Option<&Bound<'_, PyAny>>) -> PyResult<Scope> {
     })
 }
 
-/// The structure in a manager's argument.
+/// Parse the structure argument of a manager.
 pub(crate) fn structure_of(given: &Bound<'_, PyAny>) -> PyResult<Structure> {
     structure(text(given, "structure")?)
 }
 
-/// The structure of that name.
+/// Parse a structure name.
 pub(crate) fn structure(name: &str) -> PyResult<Structure> {
     let known = [Structure::LeafOnly, Structure::Holes].map(|known| (known.name(), known));
     chosen(name, "structure", &known)

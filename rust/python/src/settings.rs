@@ -1,7 +1,7 @@
 //! Conversion of Python's settings dataclasses to the core's.
 //!
-//! Invariant: a wrong name or number is a `ConfigError` that names the accepted ones. Cost: once
-//! per manager.
+//! Invariant: a wrong name or number is a `ConfigError` listing the accepted values. Cost: once per
+//! manager.
 
 use kvtrie_core::{
     CostModel, DropOrder, Group, GroupKind, Groups, Kind, LaneSpec, Objective, Owner, Settings,
@@ -15,13 +15,13 @@ use crate::memory::items;
 use crate::number::{nanos, shown, small};
 use crate::text::{choice, chosen, text};
 
-/// Limit of tiers; the core checks how they combine.
+/// Limit of tiers. The core checks their combination.
 const MOST_TIERS: usize = 16;
 
-/// `free_low` above a remote tier, if none is set.
+/// Default `free_low` above a remote tier.
 const WRITTEN_AHEAD: f64 = 0.25;
 
-/// The arguments that shape blocks and tiers.
+/// Arguments defining blocks and tiers.
 pub(crate) struct Given<'a, 'py> {
     pub(crate) model: &'a Bound<'py, PyAny>,
     pub(crate) tiers: &'a [Bound<'py, PyAny>],
@@ -32,7 +32,7 @@ pub(crate) struct Given<'a, 'py> {
 }
 
 impl Given<'_, '_> {
-    /// Tokens of a block, each with its KV.
+    /// Real tokens per block, each with its KV.
     fn real_tokens(&self) -> PyResult<u32> {
         let (block, weight, most) = (self.block_tokens, self.token_weight, u32::MAX);
         block.checked_mul(weight).ok_or_else(|| {
@@ -41,8 +41,8 @@ impl Given<'_, '_> {
     }
 }
 
-/// Converts these, with the defaults of all other settings; the core checks that they are
-/// consistent.
+/// Convert the arguments, with defaults for all remaining settings. The core checks their
+/// consistency.
 pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
     let model = given.model;
     instance(model, "model", "kvtrie.model.shape", "ModelShape")?;
@@ -63,7 +63,7 @@ pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
         && last.kind == Kind::Remote
         && above.free_low == 0.0
     {
-        // No victim is written to a shared store, so blocks are written before they must leave.
+        // No victim is written to a shared store, so blocks are written ahead of eviction.
         above.free_low = WRITTEN_AHEAD;
     }
     let (layers, layer_bytes) = if let Some(resume) = &resume {
@@ -97,7 +97,7 @@ pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
     })
 }
 
-/// Key of the hashes of producers, out of a manager's `secret`.
+/// Key for hashing producers, derived from a manager's `secret`.
 pub(crate) fn secret_key(given: &Bound<'_, PyAny>) -> PyResult<Option<[u8; 32]>> {
     if given.is_none() {
         return Ok(None);
@@ -112,32 +112,32 @@ pub(crate) fn secret_key(given: &Bound<'_, PyAny>) -> PyResult<Option<[u8; 32]>>
     Ok(Some(kvtrie_core::producer_key(secret.as_bytes())))
 }
 
-/// Kind, window, sinks, bytes of a slot and layers of a group.
+/// Kind, window, sinks, slot bytes and layers of a group.
 type GroupRow = (String, u64, u64, u64, u16);
 
-/// Of a tier the most blocks of the first group, the bytes, and those of a slot of each group there.
+/// Of a tier: maximum blocks of the first group, bytes, and slot bytes of each group.
 type RoomRow = (u32, u64, Vec<u64>);
 
-/// Groups; bytes of a layer of the first; the room of each tier; resume points.
+/// Groups, bytes per layer of the first group, room of each tier, and resume points.
 type Plan = (Vec<GroupRow>, u64, Vec<RoomRow>, (u32, u32));
 
-/// Groups of a model, and the first one's size.
+/// Groups of a model, and the size of the first group.
 struct Resume {
     groups: Groups,
     layers: u16,
     layer_bytes: u64,
-    /// By tier.
+    /// Blocks by tier.
     blocks: Vec<u32>,
 }
 
-/// Bytes of a page that slots of these sizes share.
+/// Page size shared by slots of these sizes.
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "pyo3 converts to a value")]
 pub(crate) fn page_bytes(slots: Vec<u64>) -> PyResult<u64> {
     kvtrie_core::page_bytes(&slots).map_err(raise)
 }
 
-/// The groups of the model, of which each keeps what resume points need; `None` where there is one.
+/// Groups of the model, each with the blocks required by resume points. `None` for a single group.
 fn groups(resume: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<Option<Resume>> {
     instance(resume, "resume", "kvtrie.settings.resume", "ResumePoints")?;
     let tiers = PyTuple::new(resume.py(), given.tiers)?;
@@ -162,7 +162,7 @@ fn groups(resume: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<Option<R
     Ok(Some(Resume { groups, layers, layer_bytes, blocks }))
 }
 
-/// The tiers of an argument, unconverted.
+/// Unconverted tiers of an argument.
 pub(crate) fn tiers<'py>(given: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
     if given.is_instance_of::<PyString>() || given.try_iter().is_err() {
         return Err(bad(format!("tiers are {}, a sequence of Tiers wanted", shown(given))));
@@ -170,7 +170,7 @@ pub(crate) fn tiers<'py>(given: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, P
     items(given, MOST_TIERS, "tiers", |_, tier| Ok(tier))
 }
 
-/// Refuses an object that is not an instance of our class.
+/// Check for an instance of our class.
 fn instance(given: &Bound<'_, PyAny>, what: &str, module: &str, class: &str) -> PyResult<()> {
     if given.is_instance(&given.py().import(module)?.getattr(class)?)? {
         return Ok(());
@@ -178,17 +178,17 @@ fn instance(given: &Bound<'_, PyAny>, what: &str, module: &str, class: &str) -> 
     Err(bad(format!("{what} is {}, a {class} wanted", shown(given))))
 }
 
-/// The policy in an argument; the core checks its name.
+/// Parse a policy argument. The core checks its name.
 pub(crate) fn policy(given: &Bound<'_, PyAny>) -> PyResult<String> {
     text(given, "policy").map(str::to_owned)
 }
 
-/// Whether events are those of residency, not of evictions.
+/// Whether events are residency events instead of evictions.
 pub(crate) fn of_residency(given: &Bound<'_, PyAny>) -> PyResult<bool> {
     choice(given, "events_of", &[("evictions", false), ("residency", true)])
 }
 
-/// The objective in an argument.
+/// Parse an objective.
 pub(crate) fn objective(given: &Bound<'_, PyAny>) -> PyResult<Objective> {
     choice(
         given,
@@ -197,29 +197,29 @@ pub(crate) fn objective(given: &Bound<'_, PyAny>) -> PyResult<Objective> {
     )
 }
 
-/// The order of layers in an argument.
+/// Parse a drop order.
 pub(crate) fn drop_order(given: &Bound<'_, PyAny>) -> PyResult<DropOrder> {
     choice(given, "drop_order", &[("shallow", DropOrder::Shallow), ("seed", DropOrder::Seed)])
 }
 
-/// The kind of tier that a lease is suspended to.
+/// Parse the destination tier of a suspension.
 pub(crate) fn to(given: &Bound<'_, PyAny>) -> PyResult<Kind> {
     kind(text(given, "to")?)
 }
 
-/// The kind of tier of that name.
+/// Parse a tier kind.
 fn kind(name: &str) -> PyResult<Kind> {
     Kind::parse(name)
         .ok_or_else(|| bad(format!("a tier is 'gpu', 'host', 'disk' or 'remote', not '{name}'")))
 }
 
-/// Refuses tiers that other processes can read if the model's KV has no name.
+/// Require a fingerprint of the model for KV readable by different processes.
 pub(crate) fn require_fingerprint(model: &Bound<'_, PyAny>, what: &str) -> PyResult<()> {
     let shapes = model.py().import("kvtrie.model.shape")?;
     shapes.call_method1("require_fingerprint", (model, what)).map(drop)
 }
 
-/// A tier, of this number of blocks if the model's groups share its bytes.
+/// Convert a tier. `shared` is its number of blocks if the model's groups share its bytes.
 fn spec(tier: &Bound<'_, PyAny>, given: &Given<'_, '_>, shared: Option<u32>) -> PyResult<TierSpec> {
     let word = |name: &str| tier.getattr(name)?.extract::<String>();
     let block = (given.model, given.real_tokens()?);
@@ -253,7 +253,7 @@ fn spec(tier: &Bound<'_, PyAny>, given: &Given<'_, '_>, shared: Option<u32>) -> 
 
 pub(crate) fn lane(lane: &Bound<'_, PyAny>) -> PyResult<LaneSpec> {
     instance(lane, "a lane", "kvtrie.settings.tier", "Lane")?;
-    // Bandwidths are often floats, like 12e9.
+    // Bandwidths are often floats, for example 12e9.
     let whole =
         lane.py().get_type::<pyo3::types::PyInt>().call1((lane.getattr("bytes_per_s")?,))?;
     Ok(LaneSpec {
@@ -264,7 +264,7 @@ pub(crate) fn lane(lane: &Bound<'_, PyAny>) -> PyResult<LaneSpec> {
     })
 }
 
-/// A `Cost`, or the name of one; `None` is the default one.
+/// Convert a `Cost` or a name. `None` is the default cost.
 fn cost(given: Option<&Bound<'_, PyAny>>, model: &Bound<'_, PyAny>) -> PyResult<CostModel> {
     let class = model.py().import("kvtrie.model.cost")?.getattr("Cost")?;
     let named = given.map(|given| given.extract::<String>().unwrap_or_default());

@@ -1,7 +1,7 @@
 //! The locked manager, shared by several Python objects.
 //!
-//! Invariant: no Python object is touched under the mutex, so that waiting for it never waits for
-//! the interpreter. Cost: one uncontended lock per call.
+//! Invariant: no Python object is touched under the mutex, so waiting for it never waits for the
+//! interpreter. Cost: an uncontended lock per call.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,9 +21,9 @@ pub(crate) struct Shared(Arc<Inner>);
 
 struct Inner {
     manager: Arc<Locked>,
-    /// Kind and layer slots of each tier; constant.
+    /// Kind and layer slots of each tier. Constant.
     tiers: Vec<(Kind, bool)>,
-    /// Whether an object publishes its events.
+    /// Whether an object publishes the events.
     published: AtomicBool,
 }
 
@@ -38,12 +38,12 @@ impl Shared {
         }))
     }
 
-    /// The manager, for a simulation that calls it.
+    /// Manager for a simulation.
     pub(crate) fn manager(&self) -> Arc<Locked> {
         Arc::clone(&self.0.manager)
     }
 
-    /// A tier's index, from an index or a kind.
+    /// Index of a tier, from an index or a kind.
     pub(crate) fn tier(&self, given: &Bound<'_, PyAny>) -> PyResult<usize> {
         let tiers = &self.0.tiers;
         if !given.is_instance_of::<PyString>() {
@@ -57,12 +57,12 @@ impl Shared {
         })
     }
 
-    /// Begins to publish the events; false if an object does.
+    /// Start publishing. False if an object already publishes.
     pub(crate) fn publish(&self) -> bool {
         !self.0.published.swap(true, Ordering::AcqRel)
     }
 
-    /// Ends publishing.
+    /// End publishing.
     pub(crate) fn end_publishing(&self) {
         self.0.published.store(false, Ordering::Release);
     }
@@ -72,12 +72,12 @@ impl Shared {
         self.0.tiers.len()
     }
 
-    /// Whether a slot of that tier holds one layer.
+    /// Whether slots of a tier hold single layers.
     pub(crate) fn layer_slots(&self, tier: usize) -> bool {
         self.0.tiers[tier].1
     }
 
-    /// Runs a call of a few microseconds with the interpreter's lock.
+    /// Run a call of a few microseconds with the interpreter's lock.
     pub(crate) fn call<T>(
         &self,
         py: Python<'_>,
@@ -86,7 +86,7 @@ impl Shared {
         self.0.manager.call_by(|mutex| mutex.lock_py_attached(py), work).map_err(raise)
     }
 
-    /// Runs a call that may take long without the interpreter's lock.
+    /// Run a possibly long call without the interpreter's lock.
     pub(crate) fn long<T: Send>(
         &self,
         py: Python<'_>,

@@ -1,7 +1,7 @@
-//! A run of the simulator: its settings, its trace as a Python iterator, its records as tuples.
+//! Simulator run: settings, trace as a Python iterator, and records as tuples.
 //!
-//! Invariant: settings are checked when it is made, before the trace is asked for anything. Cost: one
-//! conversion per request and one per record.
+//! Invariant: settings are checked at creation, before the trace is read. Cost: a conversion per
+//! request and per record.
 
 mod calls;
 mod machines;
@@ -45,10 +45,10 @@ type RequestRow<'py, T = Bound<'py, PyAny>> = (T, T, T, T, Option<T>);
 /// `(hits, tokens_hit, evicted_clean, evicted_dirty, dropped)` of a tier.
 type TierCounts = (u64, u64, u64, u64, u64);
 
-/// Machines that serve a trace, each with a manager, on the trace's clock.
+/// Machines serving a trace, each with a manager, on the trace's clock.
 #[pyclass(frozen, module = "kvtrie._kvtrie")]
 pub(crate) struct Simulation {
-    /// Out while it runs.
+    /// `None` while running.
     run: Mutex<Option<Run>>,
     tiers: usize,
 }
@@ -208,7 +208,7 @@ impl Simulation {
         Ok(Self { run: Mutex::new(Some(run)), tiers: tiers.len() })
     }
 
-    /// One machine with a given manager, whose engine computes in no time.
+    /// A machine with a given manager, and an engine computing in no time.
     #[staticmethod]
     #[pyo3(signature = (manager, *, load=None, running=None), text_signature = "(manager, *, load='all', running=1)")]
     fn over(
@@ -245,7 +245,7 @@ impl Simulation {
         Ok(Self { run: Mutex::new(Some(run)), tiers: shared.tiers() })
     }
 
-    /// Plays a trace to its end.
+    /// Play a trace to its end.
     #[pyo3(signature = (requests, on_record, decide=None, *, best=0))]
     fn run(
         &self,
@@ -261,12 +261,12 @@ impl Simulation {
         let mut run = self.take()?;
         run.report_decisions(decide.map(|_| best));
         let failed = Mutex::new(None);
-        // The error itself is raised below; the run only has to stop.
+        // The error itself is raised below. The run only has to stop.
         let stop = |error: PyErr| {
             *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
             Error::closed("the trace failed")
         };
-        // Other threads run Python between two requests.
+        // Threads may run Python between two requests.
         let played = py.detach(|| {
             let next = |id| {
                 Python::attach(|py| {
@@ -291,14 +291,14 @@ impl Simulation {
         }
     }
 
-    /// The time of the last event, in nanoseconds.
+    /// Time of the last event, in nanoseconds.
     #[getter]
     fn now(&self) -> PyResult<u64> {
         self.look(|run| Ok(run.now()))
     }
 
-    /// Per tier, over all machines: hits in blocks and tokens, and evictions by reason; all blocks that
-    /// left a store of all machines were dropped.
+    /// Per tier, over all machines: hits in blocks and tokens, and evictions by reason. All blocks
+    /// evicted from a shared store count as dropped.
     fn tiers(&self) -> PyResult<Vec<TierCounts>> {
         self.look(|run| {
             let of = |tier| {
@@ -321,13 +321,12 @@ impl Simulation {
         })
     }
 
-    /// Per tier, over all machines: byte-seconds that prefetched blocks have waited for their first use.
+    /// Per tier, over all machines: byte-seconds of prefetched blocks before their first use.
     fn prefetched_byte_s(&self) -> PyResult<Vec<u64>> {
         self.look(|run| Ok((0..self.tiers).map(|tier| run.prefetched(tier)).collect()))
     }
 
-    /// Bytes, busy nanoseconds and those that transmissions waited for others, of each lane, by name,
-    /// over all machines.
+    /// Bytes, busy nanoseconds and queueing nanoseconds of each lane by name, over all machines.
     fn lanes(&self) -> PyResult<BTreeMap<String, (u64, u64, u64)>> {
         self.look(|run| {
             let lanes = run.lanes().into_iter();
@@ -335,8 +334,8 @@ impl Simulation {
         })
     }
 
-    /// Keeps each step and transmission, or a sample of the tiers every `sample_ns` nanoseconds; 0
-    /// for none.
+    /// Record each step and transmission, or a sample of the tiers every `sample_ns` nanoseconds (0
+    /// disables samples).
     #[pyo3(signature = (*, spans=false, sample_ns=0), text_signature = "($self, *, spans=False, sample_ns=0)")]
     fn watch(
         &self,
@@ -349,8 +348,7 @@ impl Simulation {
         })
     }
 
-    /// The spans that were kept: `(machine, lane, start_ns, end_ns, bytes)`; the lane of a step is
-    /// None.
+    /// Recorded spans: `(machine, lane, start_ns, end_ns, bytes)`. The lane of a step is None.
     fn spans(&self) -> PyResult<Vec<SpanRow>> {
         self.look(|run| {
             let names: Vec<_> = run.machines().map(|machine| machine.executor.lanes()).collect();
@@ -366,7 +364,7 @@ impl Simulation {
         })
     }
 
-    /// The samples that were taken: `(at_ns, machine, resident blocks by tier)`.
+    /// Recorded samples: `(at_ns, machine, resident blocks by tier)`.
     fn samples(&self) -> PyResult<Vec<(u64, usize, Vec<u64>)>> {
         self.look(|run| {
             let samples = run.samples().iter();
@@ -374,7 +372,7 @@ impl Simulation {
         })
     }
 
-    /// What was asked of a machine's manager, in order, if that was logged.
+    /// Logged calls to a machine's manager, in order.
     fn log<'py>(&self, py: Python<'py>, machine: usize) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         self.look(|run| {
             if machine >= run.machines().count() {
@@ -385,10 +383,10 @@ impl Simulation {
     }
 }
 
-/// A request, perhaps with a mapping of more: `last`, whether its session ends with it; `answer`, its
-/// tokens; `scope`; `tool`, the time at which the session's tool ends and what it reports in between;
-/// `after`, places of requests that it waits for, and `pause`, the time from their ends to its arrival;
-/// `named`, whether others may wait for it.
+/// Convert a request. The optional sixth item is a mapping with `last` (its session ends with it),
+/// `answer` (its tokens), `scope`, `tool` (end of the session's tool and its reports), `after`
+/// (positions of the requests to wait for), `pause` (delay between their ends and its arrival) and
+/// `named` (later requests may wait for it).
 fn read(id: u64, request: &Bound<'_, PyAny>) -> PyResult<Request> {
     let request = request.cast::<PyTuple>()?;
     let (arrival, tokens, input, output, session): RequestRow<'_> =

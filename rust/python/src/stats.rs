@@ -1,6 +1,6 @@
-//! Counters of a manager at one moment.
+//! Snapshot of a manager's counters.
 //!
-//! Invariant: all are read under one lock, so they are consistent; they are immutable. Cost: a copy
+//! Invariant: immutable, and consistent, because all counters are read under one lock. Cost: a copy
 //! of the counters and of 30 kB of histograms per tier.
 
 mod lane;
@@ -18,7 +18,7 @@ pub(crate) use tier::TierStats;
 
 /// Difference of two states of a counter.
 trait Since: Sized {
-    /// `None` if `before` is no earlier state of it.
+    /// Return `None` if `before` is not an earlier state.
     fn since(&self, before: &Self) -> Option<Self>;
 }
 
@@ -48,8 +48,7 @@ impl<T: Since> Since for Vec<T> {
     }
 }
 
-/// Defines a class of numbers, of which `counters` only grow and `gauges` do not, and of
-/// histograms.
+/// Defines a class of numbers and histograms. `counters` only grow, `gauges` may shrink.
 macro_rules! counted {
     (
         $(#[$meta:meta])* $name:ident;
@@ -69,7 +68,7 @@ macro_rules! counted {
         }
 
         impl $name {
-            /// All numbers by their names, and the figures of the histograms.
+            /// Numbers by name, and figures of the histograms.
             pub(super) fn numbers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
                 let numbers = PyDict::new(py);
                 $(numbers.set_item(stringify!($counter), self.$counter)?;)*
@@ -94,7 +93,7 @@ macro_rules! counted {
 
 use counted;
 
-/// Makes a value, of whose fields some have the names that they have in their sources.
+/// Creates a value. Listed fields are copied from sources with the same field names.
 macro_rules! filled {
     ($($from:ident { $($field:ident)* })*; $($given:tt)*) => {
         Self { $($($field: $from.$field,)*)* $($given)* }
@@ -104,7 +103,7 @@ macro_rules! filled {
 pub(crate) use filled;
 
 counted! {
-    /// Counters of requests, and present totals.
+    /// Counters of requests, and current totals.
     Stats;
     counters requests refused blocks_wanted tokens_wanted inserted duplicates failed_lost clamped
         doubted;
@@ -113,7 +112,7 @@ counted! {
     tiers: Vec<TierStats>, lanes: Vec<LaneStats>
 }
 
-/// The entries of a dictionary, read-only.
+/// Read-only dictionary.
 fn entries<'py>(
     py: Python<'py>,
     items: impl IntoPyDict<'py>,
@@ -122,7 +121,7 @@ fn entries<'py>(
 }
 
 impl Stats {
-    /// Reads all counters.
+    /// Read all counters.
     pub(crate) fn new(manager: &Manager) -> Self {
         let (blocks, leases, clamped) = manager.totals();
         let (queued, moves) = manager.pending();
@@ -164,7 +163,7 @@ impl Stats {
         entries(py, self.lanes.iter().map(|lane| (&lane.name, lane.clone())))
     }
 
-    /// The difference since `before` was taken.
+    /// Difference since `before`.
     fn since(&self, before: &Self) -> PyResult<Self> {
         Since::since(self, before).ok_or_else(|| {
             let (now, then) = (self.now, before.now);
@@ -172,7 +171,7 @@ impl Stats {
         })
     }
 
-    /// The same as dictionaries of numbers, for JSON.
+    /// Numbers as dictionaries, for JSON.
     fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.numbers(py)?;
         let (tiers, lanes) = (PyDict::new(py), PyDict::new(py));

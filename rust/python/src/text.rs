@@ -1,7 +1,7 @@
-//! Strings: names by users, and messages of an executor.
+//! Strings: user-defined names, and messages of an executor.
 //!
 //! Invariant: a name is UTF-8 of at most 65 535 bytes, otherwise a `ConfigError` names it. Cost:
-//! none beyond Python's own.
+//! none in addition to Python's.
 
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -15,7 +15,7 @@ const MOST_NAME: usize = u16::MAX as usize;
 /// Character limit of an executor's message.
 const MOST_SAID: usize = 4096;
 
-/// A name.
+/// Convert a name.
 pub(crate) fn text<'a>(given: &'a Bound<'_, PyAny>, name: &str) -> PyResult<&'a str> {
     let Ok(string) = given.cast::<PyString>() else {
         return Err(bad(format!("{name} is {}, a str wanted", shown(given))));
@@ -32,7 +32,7 @@ pub(crate) fn text<'a>(given: &'a Bound<'_, PyAny>, name: &str) -> PyResult<&'a 
     Ok(text)
 }
 
-/// One of several words, as the value that it names.
+/// Parse a word argument, and return its value.
 pub(crate) fn choice<T: Copy>(
     given: &Bound<'_, PyAny>,
     name: &str,
@@ -41,7 +41,7 @@ pub(crate) fn choice<T: Copy>(
     chosen(text(given, name)?, name, known)
 }
 
-/// The value that a word names.
+/// Return the value of a word.
 pub(crate) fn chosen<T: Copy>(word: &str, name: &str, known: &[(&str, T)]) -> PyResult<T> {
     if let Some((_, value)) = known.iter().find(|(known, _)| *known == word) {
         return Ok(*value);
@@ -51,7 +51,7 @@ pub(crate) fn chosen<T: Copy>(word: &str, name: &str, known: &[(&str, T)]) -> Py
     Err(bad(format!("{name} is {} or {last}, not '{word}'", words.join(", "))))
 }
 
-/// A reason, truncated; characters that UTF-8 cannot encode are replaced.
+/// Convert a reason, truncated. Characters not encodable as UTF-8 are replaced.
 pub(crate) fn reason(given: &Bound<'_, PyAny>, name: &str) -> PyResult<String> {
     let Ok(string) = given.cast::<PyString>() else {
         return Err(bad(format!("{name} is {}, a str wanted", shown(given))));

@@ -1,9 +1,9 @@
 //! Token ids from Python objects.
 //!
-//! A contiguous array of `uint32` or `int32` is read in place; everything else is copied and
-//! checked. Invariant: every token is an integer in `0..2**32`; otherwise a `ConfigError` names the
-//! value and its index, or the dtype and the shape. A call that releases the interpreter's lock has
-//! a copy of the array. Cost: one pass.
+//! A contiguous array of `uint32` or `int32` is read in place. Everything else is copied and
+//! checked. Invariant: every token is an integer in `0..2**32`. Otherwise a `ConfigError` shows the
+//! value and its index, or the dtype and the shape. A call releasing the interpreter's lock has a
+//! copy of the array. Cost: a pass over the tokens.
 
 #![expect(unsafe_code, reason = "to register a borrow takes longer than copying a prompt")]
 
@@ -30,13 +30,13 @@ pub(crate) use unchecked::Unchecked;
 /// Token limit of a sequence: a gigabyte.
 const MOST: usize = 1 << 28;
 
-/// Tokens checked and converted per chunk, which fits the L1 cache.
+/// Tokens checked and converted per chunk, within the L1 cache.
 const NEAR: usize = 1024;
 
 /// A sequence of tokens.
 pub(crate) enum Tokens<'py> {
     Unsigned(Numbers<'py, Token>),
-    /// Whether all are known to be non-negative.
+    /// All known to be non-negative.
     Signed(Numbers<'py, i32>),
 }
 
@@ -47,7 +47,7 @@ pub(crate) enum Numbers<'py, T> {
 }
 
 impl<'py, T: Element> Numbers<'py, T> {
-    /// The numbers of an array, unless it has another type, more dimensions or gaps.
+    /// Numbers of an array, unless it has a different type, several dimensions or gaps.
     fn of(array: &Bound<'py, PyUntypedArray>) -> Option<Self> {
         let array = array.cast::<PyArray1<T>>().ok()?;
         in_place(array).is_some().then(|| Self::InPlace(array.clone()))
@@ -61,15 +61,15 @@ impl<'py, T: Element> Numbers<'py, T> {
     }
 }
 
-/// The numbers of an array in place; `None` if it has gaps or is misaligned.
+/// Numbers of an array in place. `None` if it has gaps or is misaligned.
 fn in_place<'a, T: Element>(array: &'a Bound<'_, PyArray1<T>>) -> Option<&'a [T]> {
-    // SAFETY: the array is held as long as the slice, and we never write to arrays. Another thread
-    // that writes to an array during a call breaks every reader's assumption, numpy's own included.
+    // SAFETY: the array is held as long as the slice, and we never write to arrays. A concurrent
+    // write to the array breaks the assumptions of every reader, including numpy.
     unsafe { array.as_slice() }.ok()
 }
 
 impl<'py> Tokens<'py> {
-    /// Converts any sequence of integers, array, buffer or CPU tensor.
+    /// Convert any sequence of integers, array, buffer or CPU tensor.
     pub(crate) fn new(given: &Bound<'py, PyAny>) -> PyResult<Self> {
         if let Ok(array) = given.cast::<PyUntypedArray>() {
             return Self::of_array(array);
@@ -100,7 +100,7 @@ impl<'py> Tokens<'py> {
 
     fn of_array(array: &Bound<'py, PyUntypedArray>) -> PyResult<Self> {
         check_length(array.len())?;
-        // Reading the dtype is faster than trying one type after the other.
+        // Reading the dtype is faster than trying several types.
         let dtype = array.dtype();
         let plain = match (dtype.kind(), dtype.itemsize()) {
             (b'u', 4) => Numbers::of(array).map(Self::Unsigned),
@@ -121,7 +121,7 @@ impl<'py> Tokens<'py> {
         }
     }
 
-    /// The tokens as a copy, valid without the interpreter's lock.
+    /// Copy of the tokens, valid without the interpreter's lock.
     pub(crate) fn into_vec(self) -> PyResult<Vec<Token>> {
         match self {
             Self::Unsigned(Numbers::Copied(tokens)) => Ok(tokens),
@@ -142,8 +142,8 @@ impl From<Vec<Token>> for Tokens<'_> {
     }
 }
 
-/// Refuses the first negative token at or after an index. One pass without a branch per token if
-/// there is none.
+/// Refuse the first negative token at or after an index. A single pass without a branch per token
+/// if there is none.
 fn unsigned(tokens: &[i32], from: usize) -> PyResult<()> {
     if tokens[from..].iter().fold(0, |all, token| all | token) >= 0 {
         return Ok(());
@@ -162,7 +162,7 @@ fn from_array(array: &Bound<'_, PyUntypedArray>) -> PyResult<Vec<Token>> {
     let dtype = array.dtype();
     let (kind, size) = (dtype.kind(), dtype.itemsize());
     if array.ndim() != 1 || !(kind == b'i' || kind == b'u') {
-        // An empty list becomes a float array; it still has no tokens.
+        // An empty list becomes a float array without tokens.
         if array.ndim() == 1 && array.is_empty() && kind == b'f' {
             return Ok(Vec::new());
         }
@@ -203,7 +203,7 @@ where
     check(array.as_array().iter().copied())
 }
 
-/// 8-byte tokens, valid if all their upper halves are zero.
+/// 8-byte tokens, valid if all upper halves are zero.
 fn read_wide<T>(array: &Bound<'_, PyUntypedArray>) -> PyResult<Vec<Token>>
 where
     T: Element + bytemuck::Pod + std::fmt::Display,
@@ -224,7 +224,7 @@ where
     read::<T>(array)
 }
 
-/// One pass without a branch per token; only then a search for the invalid one.
+/// A pass without a branch per token. On failure, a second pass finds the invalid token.
 fn check<T>(given: impl ExactSizeIterator<Item = T> + Clone) -> PyResult<Vec<Token>>
 where
     T: Copy + std::fmt::Display,

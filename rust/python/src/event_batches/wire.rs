@@ -1,63 +1,64 @@
-//! Wire: events of blocks as msgpack, in the form of vLLM's KV events.
+//! Encoding of block events as msgpack, in the format of vLLM's KV events.
 //!
-//! Invariants: blocks that follow each other on one tier and in one group are one event; a reader that
-//! applies the events in order knows the copies. Cost: that of the bytes, and for a stored block a
-//! look at the last runs.
+//! Invariants: consecutive blocks of a tier and group are a single event. A reader applying all
+//! events in order knows the copies. Cost: the encoded bytes, and a scan of the last runs per
+//! stored block.
 
 use kvtrie_core::{BlockEvent, BlockEventKind, BlockKey, TierId, Token};
 use rmp::{Marker, encode};
 
-/// The last runs, of which a stored block may continue one.
+/// Number of last runs a stored block may extend.
 const OPEN_RUNS: usize = 64;
 
-/// Form of an event.
+/// Encoding of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// A map with the names of its fields.
+    /// Map with field names.
     Map,
-    /// An array of its fields, in their order.
+    /// Array of the fields, in order.
     Array,
 }
 
-/// Form of the name of a block.
+/// Encoding of a block's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hashes {
-    /// The last 8 bytes of its content key, as a number.
+    /// Last 8 bytes of the content key, as a number.
     Int,
-    /// Its content key.
+    /// Content key.
     Bytes,
 }
 
-/// Group of layers, as vLLM names it.
+/// Layer group with vLLM's names.
 #[derive(Clone, Debug)]
 pub(super) struct EventGroup {
-    /// Kind of its layers.
+    /// Kind of the layers.
     pub(super) kind: &'static str,
-    /// Tokens of its window.
+    /// Window in tokens.
     pub(super) window: Option<u64>,
 }
 
-/// What all events of a manager have in common.
+/// Settings shared by all events of a manager.
 #[derive(Debug)]
 pub(super) struct Wire {
     pub(super) form: Form,
     pub(super) hashes: Hashes,
     pub(super) rank: u32,
     pub(super) block_tokens: u32,
-    /// Medium of each tier; none of a tier that is not published.
+    /// Medium of each tier, or `None` for an unpublished tier.
     pub(super) mediums: Vec<Option<String>>,
-    /// Tier that readers keep as a tree of prefixes.
+    /// Tier kept as a prefix tree by readers.
     pub(super) tree: Option<TierId>,
-    /// Groups of layers of a model with several.
+    /// Layer groups, for a model with several.
     pub(super) groups: Vec<EventGroup>,
 }
 
-/// Blocks of one event: of one tier and group, each stored one the child of the one before it.
+/// Blocks of an event, on the same tier and in the same group. Each stored block is the child of
+/// the preceding block.
 struct Run {
     kind: BlockEventKind,
     tier: TierId,
     group: u8,
-    /// Key of the block before the first; none of a first block.
+    /// Key of the parent of the first block, or `None` for the first block of a sequence.
     parent: Option<BlockKey>,
     /// Key of the last block.
     end: BlockKey,
@@ -68,22 +69,22 @@ struct Run {
     tokens: Vec<u8>,
 }
 
-/// Blocks of a batch.
+/// Block counts of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) stored: u64,
     pub(super) removed: u64,
-    /// Blocks stored of a tenant or with digests.
+    /// Stored blocks with a tenant or digests.
     pub(super) withheld: u64,
 }
 
-/// Encoder of one batch.
+/// Encoder of a batch.
 pub(super) struct Batch<'a> {
     wire: &'a Wire,
     /// Encoded events.
     events: Vec<u8>,
     event_count: u32,
-    /// Events that may go on, all of one kind.
+    /// Extensible runs, all of the same kind.
     runs: Vec<Run>,
     counts: Counts,
 }
@@ -94,7 +95,7 @@ impl<'a> Batch<'a> {
         Self { wire, events, event_count: 0, runs, counts: Counts::default() }
     }
 
-    /// An event after which a reader knows no block.
+    /// Add an event clearing all blocks of the reader.
     pub(super) fn clear(&mut self) {
         self.close();
         self.event_count += 1;
@@ -108,8 +109,7 @@ impl<'a> Batch<'a> {
         text(&mut self.events, "AllBlocksCleared");
     }
 
-    /// Adds an event; parts of copies, tiers without a medium and blocks that others must not find
-    /// are left out.
+    /// Add an event. Partial copies, tiers without a medium and private blocks are left out.
     pub(super) fn add(&mut self, event: &BlockEvent) {
         if !event.whole || self.wire.mediums[event.tier].is_none() {
             return;
@@ -136,7 +136,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// The run that a block continues: removed ones follow in any order.
+    /// Run to extend by a block. Removed blocks extend a run in any order.
     fn run_of(&self, event: &BlockEvent) -> Option<usize> {
         let follows = |run: &Run| match event.kind {
             BlockEventKind::Stored => !event.first && run.end == event.parent,
@@ -165,7 +165,7 @@ impl<'a> Batch<'a> {
         self.runs.len() - 1
     }
 
-    /// Encodes the runs.
+    /// Encode the runs.
     fn close(&mut self) {
         for run in std::mem::take(&mut self.runs) {
             self.event_count += 1;
@@ -210,7 +210,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// The payload of a message, or none without events; what it counts.
+    /// Payload of the message, or `None` without events, with the counts.
     pub(super) fn end(mut self, ts: f64) -> (Option<Vec<u8>>, Counts) {
         self.close();
         if self.event_count == 0 {
@@ -225,14 +225,14 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// Fields of one event.
+/// Fields of an event.
 struct Fields<'a> {
     out: &'a mut Vec<u8>,
     form: Form,
 }
 
 impl<'a> Fields<'a> {
-    /// Begins an event of a type with a number of fields, its type among them.
+    /// Begin an event with a number of fields, including its type.
     fn new(out: &'a mut Vec<u8>, form: Form, kind: &str, count: u32) -> Self {
         match form {
             Form::Map => map(out, count),
@@ -289,7 +289,7 @@ fn uint(out: &mut Vec<u8>, value: u64) {
     encode::write_uint(out, value).expect("memory takes all");
 }
 
-/// Token ids; written out, as they are most of a batch.
+/// Token ids, encoded by hand, because they are most of a batch.
 fn tokens(out: &mut Vec<u8>, ids: &[Token]) {
     let begin = out.len();
     out.resize(begin + 5 * ids.len(), 0);

@@ -1,4 +1,4 @@
-//! Copies of blocks in a manager: conversions of the calls that change or list what tiers hold.
+//! Block copies in a manager: conversions of the calls changing or listing the contents of tiers.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::record::{Committed, Unpriced};
 use crate::text::{choice, text};
 use crate::tokens::{Sequences, Tokens};
 
-/// Fates of blocks by name.
+/// Version fates by name.
 const FATES: [(&str, VersionFate); 3] =
     [("keep", VersionFate::Keep), ("retire", VersionFate::Retire), ("drop", VersionFate::Drop)];
 
@@ -27,7 +27,7 @@ const MOST_VERSIONS: usize = 1 << 16;
 
 #[pymethods]
 impl BlockManager {
-    /// Marks or clears the residency of a sequence's full blocks on a tier.
+    /// Mark or clear the residency of a sequence's full blocks on a tier.
     #[pyo3(signature = (
         tokens, tier, *, present, now, ready=None, first=None, per_layer=None, scope=None, skip=0,
         group=None
@@ -64,7 +64,7 @@ impl BlockManager {
         Ok(handles(py, &marked))
     }
 
-    /// Evicts blocks from a tier that an engine needs room on, all or none.
+    /// Evict blocks from a tier to make room for an engine, all or none.
     #[pyo3(
         signature = (count, tier=None, *, now, stay=None, group=0),
         text_signature = "($self, count, tier=0, *, now, stay=(), group=0)"
@@ -93,7 +93,7 @@ impl BlockManager {
         Ok(handles(py, &self.shared.call(py, evict)?))
     }
 
-    /// Keeps the copies of blocks on a tier while another machine reads them.
+    /// Pin the copies of blocks on a tier while a remote machine reads them.
     #[pyo3(signature = (blocks, tier, *, now, group=0))]
     fn pin_copies(
         &self,
@@ -106,7 +106,7 @@ impl BlockManager {
         self.shared.call(blocks.py(), |manager| manager.pin_copies(&found, place, now.0))
     }
 
-    /// Clears the copies of blocks in a group of layers.
+    /// Clear the copies of blocks in a layer group.
     #[pyo3(signature = (blocks, tier, *, group, now))]
     fn clear_copies<'py>(
         &self,
@@ -121,7 +121,7 @@ impl BlockManager {
         Ok(handles(py, &self.shared.call(py, clear)?))
     }
 
-    /// Tokens at the front of a sequence whose blocks are cached in the first group of layers.
+    /// Number of leading tokens with blocks cached in the first layer group.
     #[pyo3(signature = (tokens, *, scope=None))]
     fn known(
         &self,
@@ -133,13 +133,13 @@ impl BlockManager {
         self.shared.call(py, |manager| manager.known(tokens.as_slice(), &scope))
     }
 
-    /// Ends a pin; ending it twice does nothing.
+    /// End a pin. Ending it twice has no effect.
     #[pyo3(signature = (pin, *, now))]
     fn unpin_copies(&self, py: Python<'_>, pin: Pin, now: Now) -> PyResult<()> {
         self.shared.call(py, |manager| manager.unpin_copies(pin.0, now.0))
     }
 
-    /// `commit` for many leases: all of them or, on an error, none.
+    /// Run `commit` for several leases. On an error, none is committed.
     #[pyo3(signature = (lease_ids, tokens, *, now))]
     fn commit_many(
         &self,
@@ -158,7 +158,7 @@ impl BlockManager {
         Ok(committed.into_iter().map(Committed::from).collect())
     }
 
-    /// Takes hints; returns a reply to each.
+    /// Apply hints. Returns a reply to each.
     #[pyo3(signature = (hints, *, now))]
     fn hint(&self, hints: &Bound<'_, PyAny>, now: Now) -> PyResult<Vec<HintReply>> {
         let all = crate::hint::hints(hints, &self.shared)?;
@@ -166,12 +166,12 @@ impl BlockManager {
         Ok(replies.into_iter().map(HintReply::from).collect())
     }
 
-    /// The time at which loads that wait are due; None if none waits.
+    /// Time of the next load with a deadline, or None.
     fn next_due(&self, py: Python<'_>) -> PyResult<Option<u64>> {
         self.shared.call(py, |manager| manager.next_due())
     }
 
-    /// Visits blocks, and keeps, retires or drops them by the versions of their scopes.
+    /// Visit blocks, and keep, retire or drop them by the versions of their scopes.
     #[pyo3(signature = (keep, retire=None, others=None, *, blocks, now, start=None))]
     #[pyo3(text_signature = "($self, keep, retire=(), others='keep', *, blocks, now, start=None)")]
     fn sort_versions(
@@ -203,7 +203,7 @@ impl BlockManager {
         self.shared.call(keep.py(), sort).map(|sorted| (sorted.next, sorted.changed, sorted.kept))
     }
 
-    /// The sessions that wait and are likeliest to go on soon, each with its learned rate.
+    /// Waiting sessions most likely to resume, with their learned rates.
     #[pyo3(signature = (limit=None, *, now, scope=None))]
     fn expected_sessions(
         &self,
@@ -219,14 +219,14 @@ impl BlockManager {
         Ok(expected.into_iter().map(|one| (one.session, one.rate)).collect())
     }
 
-    /// Blocks that await a price by the user, at most `limit`.
+    /// Up to `limit` blocks without a user-defined price.
     #[pyo3(signature = (limit=None))]
     fn unpriced(&self, py: Python<'_>, limit: Option<Limit>) -> PyResult<Unpriced> {
         let limit = limit.map_or(usize::MAX, |limit| limit.0);
         self.shared.call(py, |manager| manager.unpriced(limit)).map(Unpriced::from)
     }
 
-    /// Sets a token's cost for each block; returns how many of the blocks still exist.
+    /// Set the token cost of each block. Returns the number of existing blocks among them.
     #[pyo3(signature = (ids, costs, *, now))]
     fn set_costs(
         &self,
@@ -238,7 +238,7 @@ impl BlockManager {
         self.shared.call(ids.py(), |manager| manager.set_costs(&blocks, &costs, now.0))
     }
 
-    /// The index of a tier, or of given blocks on it, for a later manager; None is the last tier.
+    /// Index of a tier, or of given blocks on it, for a later manager. None is the last tier.
     #[pyo3(signature = (tier=None, *, now, blocks=None))]
     fn index(
         &self,
@@ -257,7 +257,7 @@ impl BlockManager {
         self.shared.long(py, |manager| manager.index(tier, now.0)).map(Index::from)
     }
 
-    /// Restores a tier from its index; returns how many blocks are back.
+    /// Restore a tier from its index. Returns the number of restored blocks.
     #[pyo3(signature = (index, tier=None, *, now))]
     fn load_index(
         &self,
@@ -274,7 +274,8 @@ impl BlockManager {
         self.shared.long(index.py(), |manager| manager.load_index(tier, rows, now.0))
     }
 
-    /// Stores blocks to the next tier that are on no lower one; returns how many moves began.
+    /// Store blocks without a copy on a lower tier to the next tier. Returns the number of started
+    /// moves.
     #[pyo3(signature = (*, now))]
     fn flush(&self, py: Python<'_>, now: Now) -> PyResult<u64> {
         self.shared.long(py, |manager| manager.flush(now.0))

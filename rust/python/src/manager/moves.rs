@@ -1,4 +1,4 @@
-//! Moves and lanes of a manager: conversions of the calls of what carries moves out.
+//! Moves and lanes of a manager: conversions of the executor's calls.
 
 use kvtrie_core::{Manager, Outcome};
 use numpy::IntoPyArray;
@@ -14,7 +14,7 @@ use crate::text::{reason, text};
 
 #[pymethods]
 impl BlockManager {
-    /// Takes moves to execute, each exactly once, in topological order.
+    /// Take moves to execute, each exactly once, in topological order.
     #[pyo3(signature = (limit=None, *, shared=None))]
     fn moves(
         &self,
@@ -28,7 +28,7 @@ impl BlockManager {
         Ok(self.shared.call(py, take)?.into())
     }
 
-    /// Stores to a shared tier that wait, and those that eviction dropped.
+    /// Numbers of waiting stores to a shared tier, and of stores dropped by eviction.
     #[getter]
     fn shared_stores(&self, py: Python<'_>) -> PyResult<(usize, u64)> {
         self.shared.call(py, |manager| {
@@ -37,7 +37,7 @@ impl BlockManager {
         })
     }
 
-    /// Reports moves; returns how many ended well by it.
+    /// Report moves. Returns the number of successful moves.
     #[pyo3(signature = (
         ids, *, now, ok=true, layers_done=None, rank=0, error=None, hung=false,
         cancelled=false
@@ -69,13 +69,13 @@ impl BlockManager {
         self.shared.call(ids.py(), |manager| manager.complete(&moves, &outcome, now.0))
     }
 
-    /// Takes the tokens of plans that will not arrive.
+    /// Take the planned tokens lost by failed loads.
     fn failed(&self, py: Python<'_>) -> PyResult<Vec<Failed>> {
         let failed = self.shared.call(py, Manager::failed)?;
         Ok(failed.into_iter().map(Failed::from).collect())
     }
 
-    /// The predicted first-layer and last-layer ready times of moves.
+    /// Predicted ready times of the first and last layers of moves.
     #[pyo3(signature = (ids, *, now))]
     fn predict<'py>(
         &self,
@@ -89,7 +89,7 @@ impl BlockManager {
         Ok((first.into_pyarray(py), ready.into_pyarray(py)))
     }
 
-    /// Starts a transmission on a lane by hand; a simulator's source of times.
+    /// Start a transmission on a lane without a move, for simulators.
     #[pyo3(signature = (lane, tokens, *, now, layers=None))]
     fn transmit(
         &self,
@@ -105,7 +105,7 @@ impl BlockManager {
         Ok(sent.into())
     }
 
-    /// Counts time in which a lane was busy.
+    /// Add busy time to a lane.
     #[pyo3(signature = (lane, *, busy_ns))]
     fn saw_lane(&self, py: Python<'_>, lane: &Bound<'_, PyAny>, busy_ns: BusyTime) -> PyResult<()> {
         let lane = text(lane, "lane")?;

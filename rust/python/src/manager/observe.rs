@@ -1,4 +1,4 @@
-//! Explanations and counts of a manager: conversions of the calls for them.
+//! Explanations and counters of a manager: conversions of the calls.
 
 use kvtrie_core::Manager;
 use numpy::{IntoPyArray, PyArray1};
@@ -17,16 +17,16 @@ use crate::stats::Stats;
 use crate::text::text;
 use crate::tokens::Tokens;
 
-/// Limits of what a call gives of each group.
+/// Limits of the results per group.
 const MOST_GROUPS: usize = 64;
 const MOST_BLOCKS: usize = 1 << 24;
 
-/// The first block of a range, and the last plus 1.
+/// First block of a range, and the last plus 1.
 type Blocks = (u32, u32);
 
 #[pymethods]
 impl BlockManager {
-    /// The price of a block, or of one layer of it, on a tier, and its rank.
+    /// Price of a block, or of a layer of it, on a tier, with its rank.
     #[pyo3(
         signature = (block, *, now, tier=None, layer=None),
         text_signature = "($self, block, *, now, tier=0, layer=None)"
@@ -47,7 +47,7 @@ impl BlockManager {
         Ok(explained.into())
     }
 
-    /// Why tokens of a prompt would be computed now.
+    /// Explain why tokens of a prompt would be computed now.
     #[pyo3(
         signature = (tokens, *, now, scope=None, session=None, limit=None),
         text_signature = "($self, tokens, *, now, scope=None, session=None, limit=8)"
@@ -77,7 +77,7 @@ impl BlockManager {
         Ok(Miss::new(miss))
     }
 
-    /// Which full blocks of a sequence each group has on the tiers above one.
+    /// Full blocks of a sequence resident above a tier, by group.
     #[pyo3(signature = (tokens, tier, *, scope=None))]
     fn parts_above(
         &self,
@@ -91,7 +91,7 @@ impl BlockManager {
         self.shared.call(py, |manager| manager.parts_above(tokens.as_slice(), &scope, tier))
     }
 
-    /// The longest border at which every group after the first has what a resume needs.
+    /// Longest resumable border, with the required blocks of every group after the first.
     fn longest_resume(
         &self,
         parts: &Bound<'_, PyAny>,
@@ -112,7 +112,7 @@ impl BlockManager {
         self.shared.call(parts.py(), |manager| manager.longest_resume(&there, most))
     }
 
-    /// Ranges of blocks that a resume at a border needs of each group after the first.
+    /// Block ranges required for a resume at a border, for each group after the first.
     fn resume_needs(
         &self,
         py: Python<'_>,
@@ -123,7 +123,7 @@ impl BlockManager {
         Ok(needs.into_iter().map(|need| (range(need.leading), range(need.trailing))).collect())
     }
 
-    /// The cost of one layer of a block, by the code that ranks victims.
+    /// Cost of a layer of a block, from the code for ranking victims.
     #[pyo3(
         signature = (layer, block, session_blocks, context, *, tier=None),
         text_signature = "($self, layer, block, session_blocks, context, *, tier=0)"
@@ -144,7 +144,7 @@ impl BlockManager {
         self.shared.call(py, price)
     }
 
-    /// The fastest tier of every layer of a block, -1 for none.
+    /// Fastest tier of every layer of a block, or -1.
     fn layer_tiers<'py>(&self, block: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<i8>>> {
         let (py, block) = (block.py(), handle(block)?);
         let tiers = self.shared.call(py, |manager| manager.layer_tiers(block))?;
@@ -152,7 +152,7 @@ impl BlockManager {
         Ok(tiers.into_iter().map(index).collect::<Vec<_>>().into_pyarray(py))
     }
 
-    /// Counters of tiers and lanes, and present totals.
+    /// Counters of tiers and lanes, and current totals.
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
         self.shared.call(py, |manager| {
             manager.open()?;
@@ -160,7 +160,7 @@ impl BlockManager {
         })
     }
 
-    /// The last entries of the eviction log, the oldest first.
+    /// Last entries of the eviction log, oldest first.
     #[pyo3(signature = (limit=None))]
     fn evictions(&self, py: Python<'_>, limit: Option<Limit>) -> PyResult<Vec<Eviction>> {
         let limit = limit.map_or(usize::MAX, |limit| limit.0);
@@ -168,7 +168,7 @@ impl BlockManager {
         Ok(entries.into_iter().map(Eviction::from).collect())
     }
 
-    /// Takes the events.
+    /// Take the events.
     fn take_events(&self, py: Python<'_>) -> PyResult<Vec<Event>> {
         self.shared.call(py, |manager| {
             if manager.settings().block_events > 0 {
@@ -178,7 +178,7 @@ impl BlockManager {
         })
     }
 
-    /// The complete state as bytes, equal for equal states.
+    /// Complete state as bytes. Equal states give equal bytes.
     fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let state = self.shared.long(py, |manager| Ok(manager.snapshot()))?;
         Ok(PyBytes::new(py, &state))

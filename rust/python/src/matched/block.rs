@@ -12,11 +12,11 @@ use super::Copy;
 /// Block of a match.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct MatchedBlock {
-    /// Its handle.
+    /// Block handle.
     #[pyo3(get)]
     block: u64,
     tokens: Vec<u32>,
-    /// Its copies, fastest tier first; none for a hole.
+    /// Copies, fastest tier first. Empty for a hole.
     #[pyo3(get)]
     copies: Py<PyTuple>,
 }
@@ -34,7 +34,7 @@ impl MatchedBlock {
     }
 }
 
-/// Argument: a block's handle, or a block of a match.
+/// Parse a block's handle, or a block of a match.
 pub(crate) fn handle(number: &Bound<'_, PyAny>) -> PyResult<Handle> {
     if let Ok(block) = number.cast::<MatchedBlock>() {
         return Ok(Handle(block.get().block));
@@ -44,7 +44,7 @@ pub(crate) fn handle(number: &Bound<'_, PyAny>) -> PyResult<Handle> {
 
 #[pymethods]
 impl MatchedBlock {
-    /// Its tokens, `uint32[block_tokens]`.
+    /// Tokens, `uint32[block_tokens]`.
     #[getter]
     fn tokens<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
         self.tokens.to_pyarray(py)

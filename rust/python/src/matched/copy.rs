@@ -1,4 +1,4 @@
-//! Copy of a block on one tier.
+//! Copy of a block on a tier.
 
 use numpy::{PyArray1, ToPyArray};
 use pyo3::prelude::*;
@@ -6,29 +6,30 @@ use pyo3::prelude::*;
 use crate::record::record;
 
 record! {
-    /// Copy of a block on one tier.
+    /// Copy of a block on a tier.
     Copy((kvtrie_core::Copy, Vec<u32>)) |copy, py| {
         /// Index of the tier.
         tier: usize = copy.0.tier;
-        /// Group of layers.
+        /// Layer group.
         group: u8 = copy.0.group;
-        /// Its slot; with layer slots that of the first layer of `coming`.
+        /// Slot. With layer slots, the slot of the first layer of `coming`.
         slot: u32 = copy.0.slot;
-        /// Its slots: one, or with layer slots one for each layer of `coming`.
+        /// Slots. With layer slots, a slot for each layer of `coming`.
         slots: Bound<'py, PyArray1<u32>> = copy.1.to_pyarray(py);
-        /// First layer that is valid now.
+        /// First currently valid layer.
         layer_lo: u16 = copy.0.layers.lo;
-        /// End of the layers that are valid now, exclusive.
+        /// End of the currently valid layers, exclusive.
         layer_hi: u16 = copy.0.layers.hi;
-        /// First layer that will be valid at `ready`.
+        /// First layer valid at `ready`.
         coming_lo: u16 = copy.0.coming.lo;
-        /// End of the layers that will be valid at `ready`, exclusive.
+        /// End of the layers valid at `ready`, exclusive.
         coming_hi: u16 = copy.0.coming.hi;
-        /// When the first of the coming layers is expected, in nanoseconds; now if it is resident.
+        /// Expected arrival of the first coming layer, in nanoseconds. The current time if
+        /// resident.
         first: u64 = copy.0.first;
-        /// When all of it is expected, in nanoseconds; now if it is resident.
+        /// Expected arrival of all layers, in nanoseconds. The current time if resident.
         ready: u64 = copy.0.ready;
-        /// Whether it is a victim: it stays valid until the store that reads it has ended.
+        /// Whether it is a victim. It stays valid until the store reading it has ended.
         leaving: bool = copy.0.leaving;
     }
     repr format!(

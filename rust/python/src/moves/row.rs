@@ -1,38 +1,40 @@
-//! Move: one row of the columns.
+//! Move: a row of the columns.
 
 use kvtrie_core::MoveKind;
 use pyo3::prelude::*;
 
-/// Handle in a move of a partial block, which is not in the trie.
+/// Handle in a move of a partial block, not in the trie.
 const NO_BLOCK: u64 = u64::MAX;
 
-/// The numbers of the kinds of move.
+/// Numbers of the move kinds.
 pub(super) const LOAD: u8 = 0;
 pub(super) const STORE: u8 = 1;
 pub(super) const COPY: u8 = 2;
 
-/// The columns of moves in the order of the binary format, for a macro.
+/// Columns of moves in the order of the binary format, for a macro.
 macro_rules! columns {
     ($used:ident $($more:tt)*) => {
         $used! {
             {
-                /// Its id, never used twice.
+                /// Move id, never reused.
                 id: u64;
-                /// 0 load (towards a faster tier), 1 store (towards a slower one), 2 copy (within the first).
+                /// 0 load (to a faster tier), 1 store (to a slower tier), 2 copy (within the first
+                /// tier).
                 kind: u8;
-                /// The lease that requested it or waits for it; 0 if none does.
+                /// Lease requesting it or waiting for it, or 0.
                 lease: u64;
-                /// Handle of the block; 2**64 - 1 for a partial one.
+                /// Block handle. 2**64 - 1 for a partial block.
                 block: u64;
-                /// Content hash of the block, 32 bytes; zeros unless a disk, remote or kept tier takes part.
+                /// Content hash of the block, 32 bytes. Zeros unless a disk, remote or kept tier is
+                /// involved.
                 key: [u8; 32];
-                /// Index of the tier to read.
+                /// Index of the source tier.
                 src: u8;
-                /// Index of the tier to write.
+                /// Index of the destination tier.
                 dst: u8;
-                /// Slot to read.
+                /// Source slot.
                 src_slot: u32;
-                /// Slot to write.
+                /// Destination slot.
                 dst_slot: u32;
                 /// Layer group.
                 group: u8;
@@ -40,9 +42,9 @@ macro_rules! columns {
                 layer_lo: u16;
                 /// End of the layers, exclusive.
                 layer_hi: u16;
-                /// The move that must complete before this one starts; 0 if none.
+                /// Move to complete before this move starts, or 0.
                 after: u64;
-                /// Tokens of the block that are valid.
+                /// Number of valid tokens of the block.
                 tokens: u32;
             }
             $($more)*
@@ -54,12 +56,12 @@ pub(super) use columns;
 
 macro_rules! row {
     ({ $($(#[$doc:meta])* $name:ident: $type:ty;)* }) => {
-        /// One move: copy `layer_lo..layer_hi` of a block from slot to slot.
+        /// A move: copy `layer_lo..layer_hi` of a block between slots.
         #[pyclass(frozen, get_all, eq, hash, module = "kvtrie")]
         #[derive(Clone, Default, PartialEq, Eq, Hash)]
         pub(crate) struct Move {
             $($(#[$doc])* pub(super) $name: $type,)*
-            /// The block's record for a disk or remote tier; empty unless that is the destination.
+            /// Record of the block, only for a disk or remote destination.
             pub(super) label: Vec<u8>,
         }
     };
@@ -67,7 +69,7 @@ macro_rules! row {
 
 columns!(row);
 
-/// The number of a kind of move.
+/// Number of a move kind.
 pub(crate) fn number_of(kind: MoveKind) -> u8 {
     match kind {
         MoveKind::Load => LOAD,
@@ -77,7 +79,7 @@ pub(crate) fn number_of(kind: MoveKind) -> u8 {
 }
 
 impl Move {
-    /// The move as the manager hands it out, with its lease.
+    /// Convert an issued move with its lease.
     pub(crate) fn handed_out(given: &kvtrie_core::Move, lease: u64) -> Self {
         let tier = |tier: usize| u8::try_from(tier).unwrap_or(u8::MAX);
         Self {

@@ -8,8 +8,8 @@
 //!   labels
 //! ```
 //!
-//! Invariant: decoding an encoding gives equal moves; other bytes are refused. Cost: one pass per
-//! column.
+//! Invariant: decoding an encoding gives equal moves, and invalid bytes are refused. Cost: a
+//! pass per column.
 
 use pyo3::PyResult;
 
@@ -21,7 +21,7 @@ const MAGIC: &[u8; 8] = b"kvtrmove";
 const VERSION: u32 = 2;
 const HEADER: usize = 24;
 
-/// A value of a column: an array of bytes.
+/// Value of a column, as an array of bytes.
 trait Cell: Sized {
     type Array: IntoIterator<Item = u8>;
     fn bytes(&self) -> Self::Array;
@@ -76,7 +76,7 @@ macro_rules! wire {
 
 columns!(wire);
 
-/// Encodes moves.
+/// Encode moves.
 pub(super) fn encode(rows: &[Move]) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER + rows.len() * ROW);
     out.extend_from_slice(MAGIC);
@@ -90,7 +90,7 @@ pub(super) fn encode(rows: &[Move]) -> Vec<u8> {
     out
 }
 
-/// Decodes and checks moves.
+/// Decode and check moves.
 pub(super) fn decode(data: &[u8]) -> PyResult<Vec<Move>> {
     let refuse = |what: &str| bad(format!("{} bytes are no moves: {what}", data.len()));
     let (header, body) =
@@ -133,7 +133,7 @@ pub(super) fn decode(data: &[u8]) -> PyResult<Vec<Move>> {
     }
 }
 
-/// Byte reader that checks lengths.
+/// Byte reader with length checks.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {

@@ -1,9 +1,9 @@
-//! Span of a plan: layers of consecutive tokens with one action.
+//! Span of a plan: layers of consecutive tokens with the same action.
 
 use kvtrie_core::Action;
 use pyo3::prelude::*;
 
-/// Layers of consecutive tokens with one action.
+/// Layers of consecutive tokens with the same action.
 #[pyclass(frozen, get_all, eq, hash, module = "kvtrie")]
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Span {
@@ -17,11 +17,11 @@ pub(crate) struct Span {
     layer_hi: u16,
     /// "reuse", "load" or "recompute".
     action: &'static str,
-    /// Index of the tier that has the bytes.
+    /// Index of the source tier.
     tier: usize,
-    /// Predicted time at which the first layer is resident, in nanoseconds.
+    /// Predicted residency time of the first layer, in nanoseconds.
     first_ready: u64,
-    /// Predicted time at which all layers are resident, in nanoseconds.
+    /// Predicted residency time of all layers, in nanoseconds.
     ready: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Records as tuples, and calls of a manager, each with its name first.
+//! Records as tuples, and manager calls as tuples starting with a name.
 
 use kvtrie_sim::call::{Call, Handed};
 use kvtrie_sim::record::Record;
@@ -7,14 +7,14 @@ use pyo3::types::PyTuple;
 
 use crate::moves::number_of;
 
-/// Tokens computed, tokens of the match, and blocks of the match that were computed again.
+/// Computed tokens, matched tokens, and recomputed blocks of the match.
 type Computed = (u64, usize, Vec<u32>);
 
-/// Nanoseconds in the queue, and waited for copies.
+/// Nanoseconds in the queue, and waiting for copies.
 type Waited = (u64, u64);
 
-/// `(id, machine, arrival, first token, end, hits by tier, peer, computed, waited, saved by tier and
-/// by peers, suspended, tokens of the answer)`.
+/// `(id, machine, arrival, first token, end, hits by tier, peer, computed, waited, saved by tier
+/// and by peers, suspended, tokens of the answer)`.
 pub(super) type Row = (
     u64,
     usize,

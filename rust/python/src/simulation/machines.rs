@@ -1,6 +1,6 @@
-//! Machines: how many there are, and the hardware of each if they differ.
+//! Number of machines, and their hardware in a heterogeneous run.
 //!
-//! Invariant: the core checks that their tiers go together. Cost: one conversion per machine.
+//! Invariant: the core checks the combination of their tiers. Cost: a conversion per machine.
 
 use kvtrie_core::{CostModel, TierSpec};
 use kvtrie_sim::simulation::Hardware;
@@ -13,11 +13,11 @@ use crate::memory::items;
 use crate::number::{self, shown};
 use crate::settings;
 
-/// The most machines whose hardware is given.
+/// Maximum number of machines with given hardware.
 const MOST: usize = 1 << 20;
 
-/// Reads a number, or a sequence of `(tiers, price, cost)`, of which `make` makes what a manager
-/// takes.
+/// Read a number, or a sequence of `(tiers, price, cost)`. `make` converts tiers and cost to the
+/// settings of a manager.
 pub(super) fn machines_of<'py>(
     given: Option<&Bound<'py, PyAny>>,
     make: impl Fn(

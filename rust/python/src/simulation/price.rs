@@ -1,6 +1,6 @@
-//! Prices: what tokens take to compute, from Python's numbers.
+//! Computation prices from Python's numbers.
 //!
-//! Invariant: axes ascend and times do not fall. Cost: one conversion per run.
+//! Invariant: axes ascend and times never decrease. Cost: a conversion per run.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use crate::number::shown;
 /// `(contexts, counts, rows)` in nanoseconds.
 type GridRows = (Vec<u64>, Vec<u64>, Vec<Vec<u64>>);
 
-/// `(base, prefill, decode, request)`: a step's nanoseconds, two tables of what is beyond them, and the
-/// nanoseconds of a request outside of steps.
+/// `(base, prefill, decode, request)`: fixed nanoseconds of a step, two tables of the additional
+/// time, and nanoseconds of a request outside of steps.
 type Sheet = (u64, GridRows, GridRows, u64);
 
 fn passes((base, prefill, decode, request): Sheet) -> Option<Passes> {
-    // Counts ascend from 1: the first column is that of one request alone.
+    // Counts ascend from 1, so the first column is the price of a single request.
     let single = decode.0.iter().zip(&decode.2).map(|(&context, row)| {
         let cell = row.first().filter(|&&ns| ns < 1 << 31);
         cell.map(|&ns| (context, ns << PART_BITS))
@@ -28,7 +28,7 @@ fn passes((base, prefill, decode, request): Sheet) -> Option<Passes> {
     Some(Passes::new(base, of(prefill)?, of(decode)?, Table(single), request))
 }
 
-/// `(base, slope)`, or a list of `(context, price)`, in parts of a nanosecond.
+/// Parse `(base, slope)`, or a list of `(context, price)`, in fractions of a nanosecond.
 pub(super) fn prices(given: &Bound<'_, PyAny>) -> PyResult<Arc<dyn Cost>> {
     if let Ok((base, slope)) = given.extract::<(u64, u64)>() {
         return Ok(Arc::new(Affine { base, slope }));
@@ -36,7 +36,7 @@ pub(super) fn prices(given: &Bound<'_, PyAny>) -> PyResult<Arc<dyn Cost>> {
     if let Ok(sheet) = given.extract::<Sheet>() {
         let wrong = || {
             bad(
-                "price is a base, two tables, whose axes ascend and whose times do not fall, and the time of a request",
+                "price is a base, two tables with ascending axes and times, and the time of a request",
             )
         };
         return Ok(Arc::new(passes(sheet).ok_or_else(wrong)?));

@@ -1,4 +1,4 @@
-//! Counters of one lane.
+//! Counters of a lane.
 
 use kvtrie_core::Manager;
 use pyo3::prelude::*;
@@ -7,7 +7,7 @@ use pyo3::types::PyDict;
 use super::counted;
 
 counted! {
-    /// Counters of one lane.
+    /// Counters of a lane.
     LaneStats;
     counters busy_ns predicted_ns bytes;
     gauges free_at;

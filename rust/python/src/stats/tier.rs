@@ -1,4 +1,4 @@
-//! Counters of one tier, and present totals.
+//! Counters of a tier, and current totals.
 
 use kvtrie_core::{Cause, GroupSlots, Manager};
 use pyo3::prelude::*;
@@ -9,7 +9,7 @@ use crate::histogram::Histogram;
 use crate::record::GroupStats;
 
 counted! {
-    /// Counters of one tier, and present totals.
+    /// Counters of a tier, and current totals.
     TierStats;
     counters hits misses tokens_hit evicted evicted_clean evicted_dirty dropped demoted promoted
         bytes_freed bytes_read bytes_written moves failed stores_dropped move_ns compared regrets;
@@ -19,7 +19,7 @@ counted! {
         hit_age
         /// Ages at eviction: nanoseconds since the last use.
         evict_age
-        /// Latencies of loads out of this tier, from being handed out to the end.
+        /// Latencies of loads out of this tier, from issue to completion.
         load_time
         /// Latencies of stores into this tier.
         store_time
@@ -35,7 +35,7 @@ counted! {
     slots_of: Vec<GroupSlots>
 }
 
-/// A gauge: it has no difference.
+/// A gauge has no difference.
 impl Since for GroupSlots {
     fn since(&self, _before: &Self) -> Option<Self> {
         Some(*self)
@@ -43,7 +43,7 @@ impl Since for GroupSlots {
 }
 
 impl TierStats {
-    /// Counters of a tier on which `misses` blocks were not found.
+    /// Counters of a tier with `misses` blocks not found.
     pub(super) fn new(manager: &Manager, at: usize, misses: u64) -> Self {
         let (stats, times) = (manager.stats(at), manager.times(at));
         let now = manager.occupancy(at);
@@ -58,7 +58,7 @@ impl TierStats {
             now { slots free coming evictable };
             misses,
             evicted: stats.evicted.iter().sum(),
-            // Copies whose eviction needs a write-back, or loses the last copy.
+            // Copies needing a write-back, or losing the last copy, at eviction.
             dirty: stats.copies - stats.clean,
             hit_age: Histogram::new(&times.hit_age),
             evict_age: Histogram::new(&times.evict_age),
@@ -97,7 +97,7 @@ impl TierStats {
         entries(py, self.by_cause())
     }
 
-    /// Slots of each group of layers, where the manager keeps them apart; empty where it does not.
+    /// Slots of each layer group, or empty if the manager has a single group.
     #[getter]
     fn groups(&self) -> Vec<GroupStats> {
         self.slots_of.iter().map(|&slots| slots.into()).collect()

@@ -1,6 +1,6 @@
-//! Tokens of several sequences in one call.
+//! Tokens of several sequences per call.
 //!
-//! Invariant: each is checked like a single one. Cost: that of each.
+//! Invariant: each sequence is checked like a single sequence. Cost: the sum over the sequences.
 
 use kvtrie_core::Token;
 use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
@@ -18,13 +18,13 @@ const MOST: usize = 1 << 20;
 
 /// Tokens of several sequences.
 pub(crate) enum Sequences<'py> {
-    /// One token per sequence.
+    /// A single token per sequence.
     Singles(Tokens<'py>),
     Many(Vec<Tokens<'py>>),
 }
 
 impl<'py> Sequences<'py> {
-    /// Converts one token per sequence (an array or a list of integers), or a sequence each.
+    /// Convert a token per sequence (an array or a list of integers), or a sequence each.
     pub(crate) fn new(given: &Bound<'py, PyAny>) -> PyResult<Self> {
         let singles = match given.cast::<PyUntypedArray>() {
             Ok(array) => array.ndim() == 1 && array.dtype().kind() != b'O',
@@ -33,7 +33,7 @@ impl<'py> Sequences<'py> {
         if singles { Tokens::new(given).map(Self::Singles) } else { Self::many(given) }
     }
 
-    /// Converts a sequence each.
+    /// Convert a list of sequences.
     pub(crate) fn many(given: &Bound<'py, PyAny>) -> PyResult<Self> {
         if given.try_iter().is_err() {
             return Err(bad(format!("tokens are {}, a sequence for each wanted", shown(given))));
@@ -52,7 +52,7 @@ impl<'py> Sequences<'py> {
         }
     }
 
-    /// The tokens of each.
+    /// Tokens of each sequence.
     pub(crate) fn slices(&self) -> Vec<&[Token]> {
         match self {
             Self::Singles(tokens) => tokens.as_slice().chunks(1).collect(),
@@ -60,7 +60,7 @@ impl<'py> Sequences<'py> {
         }
     }
 
-    /// The same as copies, valid without the interpreter's lock.
+    /// Copies of the sequences, valid without the interpreter's lock.
     pub(crate) fn into_vecs(self) -> PyResult<Vec<Vec<Token>>> {
         match self {
             Self::Singles(tokens) => {

@@ -1,7 +1,7 @@
-//! Tokens of long arrays, checked only where they match no known tokens.
+//! Tokens of long arrays, with checks only for tokens not matched in the trie.
 //!
-//! Invariant: numbers not compared with known tokens are checked before a call returns. Cost: one
-//! pass over the unmatched ones.
+//! Invariant: numbers not compared with known tokens are checked before a call returns. Cost: a
+//! pass over the unmatched tokens.
 
 use kvtrie_core::{Query, Token};
 use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
@@ -12,7 +12,7 @@ use super::{MOST, Numbers, out_of_range, unsigned};
 /// Token count up to which all are checked before the lookup.
 const SHORT: usize = 4096;
 
-/// Numbers of a long contiguous array, compared with known tokens as they are: equal ones need no
+/// Numbers of a long contiguous array, compared directly with known tokens. Equal numbers need no
 /// check.
 pub(crate) enum Unchecked<'py> {
     Signed(Numbers<'py, i32>),
@@ -20,7 +20,7 @@ pub(crate) enum Unchecked<'py> {
 }
 
 impl<'py> Unchecked<'py> {
-    /// The numbers of a long array of `int32` or `int64`.
+    /// Numbers of a long array of `int32` or `int64`.
     pub(crate) fn of(given: &Bound<'py, PyAny>) -> Option<Self> {
         let array = given.cast::<PyUntypedArray>().ok()?;
         if array.len() <= SHORT || array.len() > MOST {
@@ -34,7 +34,7 @@ impl<'py> Unchecked<'py> {
         }
     }
 
-    /// The numbers as a query.
+    /// Numbers as a query.
     pub(crate) fn query(&self) -> Query<'_> {
         match self {
             Self::Signed(numbers) => Query::Signed(numbers.as_slice()),
@@ -42,7 +42,7 @@ impl<'py> Unchecked<'py> {
         }
     }
 
-    /// Refuses the first number after `matched` ones that is no token.
+    /// Refuse the first invalid token after `matched` tokens.
     pub(crate) fn check(&self, matched: usize) -> PyResult<()> {
         match self.query() {
             Query::Tokens(_) => Ok(()),
