@@ -1,10 +1,10 @@
-"""Clients that serve real models: a folder per engine, imported only where it is used.
+"""Clients for serving real models: a folder per engine, imported only on use.
 
 ```text
-transformers   vllm   sglang     one engine each; none imports another
+transformers   vllm   sglang     a folder per engine, without imports between them
       |          |      |
-      +----> server <---+        what an operator sees: start-up, hints, control, why
+      +----> server <---+        the operator's interface: start-up, hints, control, why
       |          |      |
-      +---> identity <--+        what stored KV is named by: weights, code, options
+      +---> identity <--+        the name of stored KV: weights, code, options
 ```
 """

@@ -1,10 +1,10 @@
-"""Sessions: KV by conversation, block and layer, for programs that compute K and V themselves.
+"""Sessions: KV by conversation, block and layer, for programs with their own K and V.
 
-The smallest engine: no model, no forward pass, only tensors put in and views taken out, in
-kvtrie's own pools.
-Invariant: what `get` and `gather` return is bit for bit what `put` was given, or it is said to be
-elsewhere or dropped; a conversation takes memory until `end`. Cost: `put` and `gather` acquire the
-whole conversation, `get` only looks.
+The smallest engine: no model and no forward pass. It stores tensors in kvtrie's own pools and
+returns views.
+Invariant: `get` and `gather` return the tensors of `put` bit for bit, or report them as dropped or
+on a lower tier. A conversation takes memory until `end`. Cost: `put` and `gather` acquire the whole
+conversation, `get` only does a lookup.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ __all__ = ["Chunk", "Gathered", "Sessions"]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One layer of one block of a conversation.
+    """A layer of a block of a conversation.
 
     Attributes:
         session: name of the conversation.
         block: index of the block in it.
         layer: index of the layer.
-        keys: K `(block_tokens, kv_heads, head_dim)`, a view that holds until the manager next
-            changes; None where no memory holds it.
+        keys: K `(block_tokens, kv_heads, head_dim)`, a view valid until the next change in the
+            manager, or None if the layer is not in memory.
         values: V, in the same form.
         context: tokens before the block.
-        session_blocks: blocks of the conversation, with those that `put` announced ahead.
+        session_blocks: blocks of the conversation, at least the number announced to `put`.
         layers: layers of the model.
-        last_access: the time of its last use in nanoseconds; None if it is dropped.
-        tier: kind of the fastest tier that holds it, or "dropped".
+        last_access: the time of its last use in nanoseconds, or None if it is dropped.
+        tier: kind of the fastest tier with the layer, or "dropped".
     """
 
     session: str
@@ -62,12 +62,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """One layer of a whole conversation, in logical order.
+    """A layer of a whole conversation, in logical order.
 
     Attributes:
-        keys: K `(tokens, kv_heads, head_dim)`; zeros at the holes.
-        values: V `(tokens, kv_heads, v_head_dim)`; zeros at the holes.
-        holes: int64, ascending: the positions that are on no tier, or could not be loaded.
+        keys: K `(tokens, kv_heads, head_dim)`, zeros at the holes.
+        values: V `(tokens, kv_heads, v_head_dim)`, zeros at the holes.
+        holes: int64, ascending: positions on no tier or with failed loads.
     """
 
     keys: torch.Tensor
@@ -79,8 +79,8 @@ class Sessions:
     """Conversations as growing rows of full blocks.
 
     Args:
-        executor: carries out the moves of the manager that holds the KV.
-        scope: whose KV may be shared; conversations that begin with the same tokens share it.
+        executor: executes the moves of the KV's manager.
+        scope: the scope of the blocks. Conversations with a common prefix share its KV.
 
     Raises:
         ConfigError: the first tier has no memory.
@@ -105,31 +105,30 @@ class Sessions:
         context: int | None = None,
         layers: int | None = None,
     ) -> int:
-        """Store blocks: the next ones of a conversation, or again such as were dropped.
+        """Store the next blocks of a conversation, or dropped blocks again.
 
-        Of a last block that is not full nothing is stored.
+        Only full blocks are stored.
 
         Args:
             session: name of the conversation.
             block: index of the first of the blocks in it.
-            tokens: their tokens; with all before them they name the KV.
+            tokens: their tokens. With all tokens before them they name the KV.
             kv: per layer, K and V `(tokens, kv_heads, dim)`.
-            session_blocks: blocks that the conversation will have, for policies that weigh a block
-                by its place in it; never taken for fewer than it has. None leaves what was said
-                last.
-            context: tokens before the block, if they are to be checked.
-            layers: layers of the model, if they are to be checked.
+            session_blocks: the final number of blocks of the conversation, for policies with
+                weights by position. At least the current number is used. None keeps the last value.
+            context: tokens before the block, to check, or None.
+            layers: layers of the model, to check, or None.
 
         Returns:
-            How many of the tokens are stored: those of full blocks. Give the others again when
+            The number of stored tokens, all in full blocks. Pass the remaining tokens again when
             their block is full.
 
         Raises:
-            ConfigError: no tokens, K and V of another number of tokens, not the next block, other
-                tokens than before, missing layers, another context or number of layers than said,
-                or blocks before it that are dropped and must be put first.
+            ConfigError: no tokens, K or V with a wrong number of tokens, not the next block,
+                changed tokens, missing layers, a wrong `context` or `layers`, or dropped blocks
+                before it, to put first.
             NoSpaceError: the conversation does not fit on the first tier.
-            TransferError: a move that it awaits hangs.
+            TransferError: an awaited move hangs.
         """
         stored, announced = self._conversations.get(session, ([], None))
         start, path = self._path(session, block, stored, tokens, kv)
@@ -144,7 +143,7 @@ class Sessions:
             rows = self._missing(lease, start, len(path))
             if absent := [layer for layer, at in enumerate(rows) if len(at) and layer not in kv]:
                 raise ConfigError(f"block {block} lacks K and V of layers {absent}")
-            # A load that failed may have taken the room along.
+            # A failed load may have freed its reserved space.
             while (lease.room or 0) < (fresh := len(path) - lease.matched):
                 lease.reserve(fresh, now=now())
                 self._executor.wait(lease)
@@ -166,10 +165,10 @@ class Sessions:
         tokens: Sequence[int],
         kv: Mapping[int, tuple[torch.Tensor, torch.Tensor]],
     ) -> tuple[int, list[int]]:
-        """Return where the block starts, and all tokens up to the last full block after it.
+        """Return the start of the block, and all tokens up to the last full block after it.
 
         Raises:
-            ConfigError: the tokens cannot be there, or K and V are not of them.
+            ConfigError: the tokens do not continue the conversation, or K and V do not match them.
         """
         if not len(tokens):
             raise ConfigError(f"block {block} of session {session!r} has no tokens")
@@ -191,7 +190,7 @@ class Sessions:
         return start, path
 
     def _missing(self, lease: Lease, start: int, end: int) -> list[torch.Tensor]:
-        """Return the positions from `start` to `end` that are to be written, of each layer.
+        """Return the positions to write from `start` to `end`, for each layer.
 
         Raises:
             ConfigError: positions before `start` are missing.
@@ -208,10 +207,10 @@ class Sessions:
         ]
 
     def end(self, session: str) -> None:
-        """Forget a conversation that is over: blocks that no other one needs are evicted first.
+        """Forget a finished conversation. Its unshared blocks are evicted first.
 
         Raises:
-            ConfigError: there is no such session.
+            ConfigError: an unknown session.
         """
         self._conversation(session)
         release = Release(session=session, scope=self._scope)
@@ -219,12 +218,12 @@ class Sessions:
         del self._conversations[session]
 
     def get(self, session: str, block: int, layer: int) -> Chunk:
-        """Return the tier of one layer of a block, with views of K and V if memory holds them.
+        """Return the tier of a layer of a block, with views of K and V if it is in memory.
 
         Nothing is moved, pinned or refreshed.
 
         Raises:
-            ConfigError: there is no such session, block or layer.
+            ConfigError: an unknown session, block or layer.
         """
         (tokens, announced), size = self._conversation(session), self._manager.block_tokens
         blocks = len(tokens) // size
@@ -260,15 +259,15 @@ class Sessions:
         )
 
     def gather(self, session: str, layer: int) -> Gathered:
-        """K and V of one layer of a whole conversation; what is on lower tiers is loaded.
+        """Return K and V of a layer of a whole conversation, loaded from lower tiers if needed.
 
-        Tokens that cannot be loaded are holes; unless the scope's structure allows holes, so are
-        all tokens after them.
+        Tokens with failed loads are holes. Unless the scope's structure allows holes, all tokens
+        after a hole are holes too.
 
         Raises:
-            ConfigError: there is no such session or layer.
+            ConfigError: an unknown session or layer.
             NoSpaceError: the conversation does not fit on the first tier.
-            TransferError: a move that it awaits hangs.
+            TransferError: an awaited move hangs.
         """
         tokens, announced = self._conversation(session)
         if not 0 <= layer < self._pool.layers:
@@ -293,7 +292,7 @@ class Sessions:
         return self._conversations[session]
 
     def _lease(self, session: str, tokens: list[int], blocks: int | None) -> Lease:
-        """The whole conversation on the first tier, as far as any tier has it and gives it."""
+        """Acquire a conversation and load it to the first tier, as far as any tier has it."""
         lease = self._manager.acquire(
             tokens,
             now=self._executor.clock(),

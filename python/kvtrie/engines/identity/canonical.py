@@ -1,11 +1,11 @@
-"""Encode configuration values canonically, so that equal values have equal bytes in every process.
+"""Encode configuration values canonically: equal values have equal bytes in every process.
 
-A name of stored KV is a digest of such bytes. Each value is encoded with its type and its length,
+A name of stored KV is a digest of these bytes. Each value is encoded with its type and its length,
 so `1`, `1.0`, `True` and `"1"` differ, and no two different values have the same bytes. Lists and
-tuples are encoded alike, because a configuration that was saved as JSON reads tuples back as lists.
-Invariant: a value is encoded completely or refused; `repr` is never used, because it can contain an
-address of memory.
-Cost: about a microsecond per value; a pass over the bytes of tensors.
+tuples are encoded alike, because JSON turns the tuples of a saved configuration into lists.
+Invariant: a value is encoded completely or refused. `repr` is never used, because it can contain a
+memory address.
+Cost: about a microsecond per value, and a pass over the bytes of tensors.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Encoding:
     """A canonical encoding of values, with the classes and the exclusions of an engine.
 
     Dataclasses, pydantic models and named tuples are encoded field by field with the name of
-    their class. Attributes that were added to an object count as fields; properties do not.
+    their class. Attributes added to an object count as fields. Properties do not.
 
     Attributes:
-        excluded: fields that are left out, each as "Class.field"; a class includes its subclasses.
-        records: other classes whose objects are encoded by all of their attributes.
+        excluded: fields to leave out, each as "Class.field". A class includes its subclasses.
+        records: further classes to encode by all attributes of their objects.
     """
 
     excluded: Collection[str] = ()
@@ -60,13 +60,13 @@ class Encoding:
             path: the name of the value, for errors.
 
         Raises:
-            ConfigError: a value without an encoding, or one that contains itself; the error names
-                the path of the field.
+            ConfigError: a value without an encoding, or containing itself. The error has the path
+                of the field.
         """
         return self._encode(value, path, ())
 
     def digest(self, value: object, path: str) -> str:
-        """Return 64 hexadecimal digits that name a value.
+        """Return the digest of a value, as 64 hexadecimal digits.
 
         Raises:
             ConfigError: as in `encode`.
@@ -112,7 +112,7 @@ class Encoding:
         return _tagged("record", _text(_name(type(value))), *sorted(encoded))
 
     def _fields(self, value: object) -> dict[str, object] | None:
-        """The fields of an object that are not excluded; None for an object of an unknown class."""
+        """Return the included fields of an object, or None for an unknown class."""
         kind, names = type(value), set[str]()
         if dataclasses.is_dataclass(kind):
             names |= {field.name for field in dataclasses.fields(kind)}
@@ -133,21 +133,21 @@ class Encoding:
         return found
 
     def excludes(self, kind: type, field: str) -> bool:
-        """Whether a field of a class is left out."""
+        """Return whether a field of a class is excluded."""
         return any(f"{each.__name__}.{field}" in self.excluded for each in kind.__mro__)
 
 
 def _plain(value: object) -> bytes | None:
-    """The bytes of a value that contains no others; None for other values."""
+    """Return the bytes of a plain value, or None for a container or an object."""
     kind = type(value)
     if value is None or value is Ellipsis or value is NotImplemented:
         return _tagged(kind.__name__)
     if isinstance(value, enum.Enum):
-        of = _plain(value.value) or b""  # the name of a member says it where its value is complex
+        of = _plain(value.value) or b""  # a member with a complex value is encoded by its name only
         return _tagged("enum", _text(_name(kind)), _text(value.name or ""), of)
     for base, encode in _PLAIN:
         if isinstance(value, base):
-            # A subclass of `int` or `str` can behave in another way than its base.
+            # A subclass of `int` or `str` can behave differently from its base.
             own = b"" if kind is base or base in _OPEN else _text(_name(kind))
             return _tagged(base.__name__, own, encode(value))
     return None
@@ -186,14 +186,14 @@ _PLAIN: tuple[tuple[type, Callable[[Any], bytes]], ...] = (
     (type, lambda value: _text(_name(value))),
     (BuiltinFunctionType, lambda value: _text(f"{value.__module__}.{value.__qualname__}")),
 )
-# Classes of which a subclass means the same.
+# Classes with subclasses of the same meaning.
 _OPEN = (np.generic, np.ndarray, PurePath, type)
 
 
 def _parts_of_code(value: object) -> dict[str, object] | None:
-    """The parts of a function or of its code; None for other objects.
+    """Return the parts of a function or of its code, or None for anything else.
 
-    Globals that a function reads are not part of it.
+    Globals read by a function are not part of it.
     """
     if isinstance(value, FunctionType):
         cells = [_content(cell) for cell in value.__closure__ or ()]
@@ -222,7 +222,7 @@ def _content(cell: Any) -> object:  # noqa: ANN401 - a cell of a closure
 
 
 def _is(value: object, *kinds: type) -> bool:
-    """`isinstance`, which a type checker does not narrow to members of unknown types."""
+    """Call `isinstance` without narrowing by a type checker to members of unknown types."""
     return isinstance(value, kinds)
 
 
@@ -231,7 +231,7 @@ def _each(value: object) -> Iterator[object]:
 
 
 def _tagged(tag: str, *parts: bytes) -> bytes:
-    """A tag and parts, each with its length: no two lists of parts have the same bytes."""
+    """Join a tag and parts, each with its length: different parts have different bytes."""
     return b"".join(
         (b"%d %s(" % (len(parts), tag.encode()), *(b"%d:%b" % (len(p), p) for p in parts), b")")
     )

@@ -1,10 +1,10 @@
-"""Code: what identifies the functions, classes and settings by which a model computes.
+"""Code: descriptions of the functions, classes and settings of a model's computation.
 
-Code of an installed package is named by the package and the place in it; the version of the package
-is part of the name of the model. All other code is described by itself: its instructions,
-constants, defaults, the content of its closure, and the globals that it reads.
-Invariant: a description is equal in every process and consists of values that `Encoding` encodes or
-refuses. Cost: some microseconds per function.
+Code of an installed package is described by its package and its qualified name. The version of the
+package is part of the name of the model. Code outside packages is described by its instructions,
+constants, defaults, the content of its closure, and the globals it reads.
+Invariant: a description is equal in every process, and `Encoding` encodes or refuses each of its
+values. Cost: some microseconds per function.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BUILT_IN = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
 _OPERATORS = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))
 _SITES = frozenset({"site-packages", "dist-packages"})
 _SLOTS = (GetSetDescriptorType, MemberDescriptorType)
-# Members that say how a class was made, not what it does.
+# Members about the definition of a class, without effect on its behaviour.
 _BOOKS = frozenset(
     {
         "__abstractmethods__",
@@ -64,23 +64,23 @@ _BOOKS = frozenset(
 
 
 class Description:
-    """Descriptions of the values of one model.
+    """Descriptions of the values of a model.
 
     Args:
-        paths: of each module of the model, by the identity of the module.
+        paths: the path of each module of the model, by its `id`.
 
     Attributes:
-        packages: installed packages whose code was met.
+        packages: installed packages of the described code.
     """
 
     def __init__(self, paths: Mapping[int, str]) -> None:
         self._paths = paths
-        self._above: list[int] = []  # identities of the objects that contain the next one
+        self._above: list[int] = []  # ids of the objects containing the current object
         self._described: dict[int, object] = {}  # of configurations and classes
         self.packages: set[str] = set()
 
-    def of(self, value: Any) -> Any:  # noqa: ANN401, C901, PLR0911, PLR0912 - one kind after another
-        """Describe a value; one of a kind that is not known here is returned as it is."""
+    def of(self, value: Any) -> Any:  # noqa: ANN401, C901, PLR0911, PLR0912 - a branch per kind
+        """Describe a value. A value of an unknown kind is returned unchanged."""
         if isinstance(value, torch.nn.Module):
             return ["module", self._paths.get(id(value)) or self._once(value, self._module)]
         if isinstance(value, PreTrainedConfig):
@@ -116,10 +116,10 @@ class Description:
         return value
 
     def kinds(self, classes: Iterable[type], spaces: Iterable[ModuleType]) -> object:
-        """Describe the classes of modules, and Python modules whose functions they call.
+        """Describe the classes of modules, and the Python modules of their functions.
 
-        Of classes and functions of installed packages this is little more than names, so that one
-        that was put in the place of another shows.
+        Classes and functions of installed packages are described by little more than names, enough
+        to detect replaced functions.
         """
         described: dict[str, object] = {}
         for one in classes:
@@ -130,8 +130,8 @@ class Description:
                 described[f"module {space.__name__}"] = self._members(space)
         return described
 
-    def _once(self, value: object, describe: Any) -> object:  # noqa: ANN401 - one of the methods
-        """Describe an object that may contain itself."""
+    def _once(self, value: object, describe: Any) -> object:  # noqa: ANN401 - a method
+        """Describe an object with possible references to itself."""
         if id(value) in self._described:
             return self._described[id(value)]
         if id(value) in self._above:
@@ -146,7 +146,7 @@ class Description:
         return found
 
     def _members(self, owner: type | ModuleType) -> dict[str, object]:
-        """Functions and numbers of an installed class or Python module."""
+        """Describe the functions and numbers of an installed class or Python module."""
         found: dict[str, object] = {}
         for name, one in list(vars(owner).items()):
             if excluded(owner, name):
@@ -162,7 +162,7 @@ class Description:
         cells = [_content(cell) for cell in one.__closure__ or ()]
         if package is not None:
             self.packages.add(package)
-            # What a decorator wraps; its other objects are those of the package.
+            # The function wrapped by a decorator. Further cells belong to the package.
             bare = [getattr(each, "__func__", getattr(each, "func", each)) for each in cells]
             inner = [self.of(each) for each in bare if isinstance(each, (*_SCALARS, FunctionType))]
             return [package, one.__module__, one.__qualname__, one.__code__.co_qualname, inner]
@@ -186,7 +186,7 @@ class Description:
         return ["class", [self.of(base) for base in one.__bases__], members]
 
     def _module(self, one: torch.nn.Module) -> object:
-        """A module that is in no model's tree."""
+        """Describe a module outside the model's tree."""
         own = {name: self.of(each) for name, each in vars(one).items() if not excluded(one, name)}
         inside = {name: self.of(each) for name, each in own.pop("_modules", {}).items()}
         tensors = {**vars(one)["_parameters"], **vars(one)["_buffers"]}
@@ -198,22 +198,22 @@ class Description:
 
 
 def attention_of(config: PreTrainedConfig) -> object:
-    """The function of attention that a configuration names; None for that of the model's file."""
+    """Return the attention function named in a configuration, or None for the model's own."""
     known = cast("Any", AttentionInterface())
     return known.get(getattr(config, "_attn_implementation", None))
 
 
 def package_of(function: FunctionType) -> str | None:
-    """The installed package that a function's code is from; None for other code."""
+    """Return the installed package of a function's code, or None."""
     file = function.__code__.co_filename
-    if file.startswith("<"):  # made by code, as the methods of dataclasses are
+    if file.startswith("<"):  # generated, for example a method of a dataclass
         module = sys.modules.get(function.__module__)
         return None if module is None else package_of_file(getattr(module, "__file__", None))
     return package_of_file(file)
 
 
 def package_of_class(one: type) -> str | None:
-    """The installed package that a class is from; None for other classes."""
+    """Return the installed package of a class, or None."""
     if one.__module__ == "builtins":
         return "python"
     module = sys.modules.get(one.__module__)
@@ -222,7 +222,7 @@ def package_of_class(one: type) -> str | None:
 
 @functools.cache
 def package_of_file(file: str | None) -> str | None:
-    """The installed package that a file belongs to; "python" for the standard library."""
+    """Return the installed package of a file, "python" for the standard library, or None."""
     if file is None:
         return None
     path = Path(file).resolve()
@@ -238,7 +238,7 @@ def package_of_file(file: str | None) -> str | None:
 
 @functools.cache
 def _roots() -> list[tuple[str | None, Path]]:
-    """Folders of code with the package that each is, inner ones first; None for many packages."""
+    """Return folders of code with their package (None for several), inner folders first."""
     names = {"purelib": None, "platlib": None, "stdlib": "python"}
     paths = [(name, Path(sysconfig.get_path(path)).resolve()) for path, name in names.items()]
     return [("kvtrie", Path(__file__).resolve().parents[2]), *paths]
@@ -246,7 +246,7 @@ def _roots() -> list[tuple[str | None, Path]]:
 
 @functools.cache
 def version_of(package: str) -> str | None:
-    """The version of an installed package; None for one that states none."""
+    """Return the version of an installed package, or None if it has no version."""
     if package == "python":
         return f"{sys.version_info.major}.{sys.version_info.minor}"
     stated = getattr(sys.modules.get(package), "__version__", None)
@@ -257,9 +257,9 @@ def version_of(package: str) -> str | None:
 
 
 def globals_of(function: FunctionType) -> dict[str, object]:
-    """The globals that a function's code may read, by name, in the order of names.
+    """Return the globals a function's code may read, sorted by name.
 
-    Of a Python module that is in no installed package, also those that are read as its attributes.
+    For a Python module outside installed packages, this includes attributes of the module.
     """
     names, found = _names(function.__code__), dict[str, object]()
     for name in names:

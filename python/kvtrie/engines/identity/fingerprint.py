@@ -1,12 +1,12 @@
-"""Fingerprint: the name of all by which a model computes, so that KV of two models never matches.
+"""Fingerprint: the name of a model's computation, to keep KV of different models apart.
 
-It digests every parameter and buffer, and a description of everything else: the configuration, the
-attributes of each module, the classes and functions that compute, and the versions of the packages
-that they are from; without what `model_fields` lists with reasons. It is computed once per model
-object and again when something in it has changed; see `ModelState`.
-Invariant: a cache takes KV of one fingerprint only.
-Cost: one pass over all weights, 0.9 processor seconds for 135M parameters in float32, shared by up
-to eight threads; afterwards a look at each module, some microseconds, per call.
+It covers every parameter and buffer, and a description of everything else: the configuration, the
+attributes of each module, its classes and functions, and the versions of their packages. Fields in
+`model_fields` are excluded, each with a reason. It is computed once per model object and again
+after a change (see `ModelState`).
+Invariant: a cache accepts KV of a single fingerprint.
+Cost: a pass over all weights, 0.9 processor seconds for 135M parameters in float32, on up to eight
+threads. Later calls check each module, in some microseconds per module.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["fingerprint", "require_same"]
 
-# Of each model its state, the digest of its tensors, and its name.
+# By model: its state, the digest of its tensors, and its name.
 _NAMES: WeakKeyDictionary[torch.nn.Module, tuple[ModelState, bytes, str]] = WeakKeyDictionary()
 _BOUND: WeakKeyDictionary[BlockManager, str] = WeakKeyDictionary()
 _LOCK = threading.Lock()
@@ -43,17 +43,18 @@ _PACKAGES = ("torch", "transformers")
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """The name of all by which a model computes KV: `ModelShape(fingerprint=...)`.
+    """Return the name of a model's computation of KV, for `ModelShape(fingerprint=...)`.
 
-    Equal for a model that was saved and loaded again, on whatever device, as long as torch,
-    transformers and what else its code is from have the same versions. Another one in one weight,
-    number, function or setting has another name. It is computed once per model object, and again
-    after a change. Seen is whatever torch counts as a change of a tensor (optimizers,
-    `load_state_dict`, writing in place), any attribute of a module or configuration that was set,
-    and any function, also of a class or of the Python module that it is in, that was replaced.
-    Writing through `Tensor.data` or memory shared with NumPy leaves no trace: call
-    `torch.autograd.graph.increment_version` after it. Of tensors made under `torch.inference_mode`
-    torch counts no changes, so they are read on every call.
+    A saved and reloaded model has the same name on any device, with the same versions of torch,
+    transformers and all packages of its code. A difference in a weight, number, function or setting
+    changes the name. It is computed once per model object, and again after a change.
+
+    Detected changes are: changes of a tensor counted by torch (optimizers, `load_state_dict`,
+    writes in place), a newly set attribute of a module or configuration, and a replaced function,
+    also in a class or in a Python module. Writes through `Tensor.data` or through memory shared
+    with NumPy are not detected: call `torch.autograd.graph.increment_version` after them. Torch
+    counts no changes of tensors created under `torch.inference_mode`, so these are read on every
+    call.
 
     Args:
         model: a transformers model, with or without adapters in it.
@@ -62,15 +63,15 @@ def fingerprint(model: PreTrainedModel) -> str:
         The model's type and 64 hexadecimal digits.
 
     Raises:
-        ConfigError: a tensor whose bytes cannot be read, one on the meta device say, or a value
-            without a canonical encoding: in an attribute, in the closure of a function that is in
-            no installed package, or in a global that such a function reads.
+        ConfigError: an unreadable tensor, for example on the meta device, or a value without a
+            canonical encoding: in an attribute, or in the closure or the globals of a function
+            outside installed packages.
     """
     return _named(model, ModelState.of(model))
 
 
 def _named(model: PreTrainedModel, state: ModelState) -> str:
-    """The name of a model that is in a state."""
+    """Return the name of a model with a given state."""
     with _LOCK:
         cached = _NAMES.get(model)
     if cached is not None and cached[0].same(state):
@@ -86,17 +87,17 @@ def _named(model: PreTrainedModel, state: ModelState) -> str:
 def require_same(
     manager: BlockManager, model: PreTrainedModel, state: ModelState | None = None
 ) -> None:
-    """Refuse a model other than the one whose KV a manager keeps, as `fingerprint` names it.
+    """Refuse a model with a fingerprint different from the manager's.
 
-    A manager whose `ModelShape` has no fingerprint is bound to the first model that asks.
+    A manager without a fingerprint in its `ModelShape` is bound to the first model of a call.
 
     Args:
         manager: the manager.
         model: the model.
-        state: its state, if the caller has just looked at it.
+        state: its current state, if the caller already has it.
 
     Raises:
-        ConfigError: it is another model, or this one has changed since.
+        ConfigError: a different model, or a changed model.
     """
     mine = _named(model, state or ModelState.of(model))
     with _LOCK:
@@ -110,13 +111,13 @@ def require_same(
 
 
 def _tensors(model: torch.nn.Module) -> bytes:
-    """Digest the tensors of a model, with their names."""
+    """Return the digest of the tensors of a model, with their names."""
     tensors = {
         f"{path}.{name}": tensor
         for path, module in cast("Iterable[tuple[str, torch.nn.Module]]", model.named_modules())
         for name, tensor in own_tensors(vars(module))
     }
-    # hashlib lets other threads run; a few of them are as fast as memory.
+    # hashlib releases the GIL. A few threads reach the speed of memory.
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
         digests = list(threads.map(_digest, tensors, tensors.values()))
     digest = hashlib.blake2b(digest_size=32)
@@ -126,7 +127,7 @@ def _tensors(model: torch.nn.Module) -> bytes:
 
 
 def _name(model: torch.nn.Module, state: ModelState, tensors: bytes) -> str:
-    """The name of a model with these tensors."""
+    """Compute the name of a model with these tensors."""
     modules = dict(cast("Iterable[tuple[str, torch.nn.Module]]", model.named_modules()))
     describe = Description({id(module): path for path, module in modules.items()})
     parts: dict[str, object] = {"tensors": tensors}

@@ -1,9 +1,9 @@
-"""Fields of models, their configurations and classes that are in no name of KV, with reasons.
+"""Fields of models, configurations and classes excluded from names of KV, with reasons.
 
-Everything else that a module, its configuration or its class holds is part of a model's
-`fingerprint`; a field that a new version adds is included until it is listed here.
-Invariant: a field in the list cannot change the K and V of tokens, or a pass that depends on it is
-refused. Cost: a lookup.
+All further contents of a module, its configuration or its class are part of a model's
+`fingerprint`. A field added by a new version is included until it is listed here.
+Invariant: a listed field cannot change the K and V of tokens, or a pass depending on it is refused.
+Cost: a lookup.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BOOKS: Final = {
     "_state_dict_pre_hooks": "saving",
     "training": "passes in training mode are refused",
 }
-"""Attributes that every module of torch has."""
+"""Attributes of every torch module."""
 
 MODULES: Final = {
     "_ep_plan": "how weights are distributed: the tensors that a process has are named",
@@ -103,17 +103,17 @@ _EVERYWHERE = BOOKS | MODULES
 
 
 def excluded(owner: object, name: str) -> bool:
-    """Whether an attribute is in the list for what holds it."""
+    """Return whether an attribute is in the list for its owner."""
     if isinstance(owner, (type, ModuleType)):
         return name in CLASSES
     return name in (CONFIGS if isinstance(owner, PreTrainedConfig) else _EVERYWHERE)
 
 
 def follows_length(rope_type: object, name: str) -> bool:
-    """Whether an attribute of a rotary module follows the length of the last pass.
+    """Return whether an attribute of a rotary module follows the length of the last pass.
 
-    Dynamic RoPE and LongRoPE keep the frequencies of the last pass in the module; what they start
-    from is an attribute too. The scopes of `RopeLimits` keep their KV apart.
+    Dynamic RoPE and LongRoPE keep the frequencies of the last pass in the module. Their original
+    frequencies are a separate attribute. The scopes of `RopeLimits` keep their KV apart.
     """
     kind = str(rope_type)
     moves = "dynamic" in kind or "longrope" in kind

@@ -1,8 +1,8 @@
-"""ModelState: a quick look at a model that shows whether anything in it has changed.
+"""ModelState: a snapshot of a model for detecting changes quickly.
 
-It covers the same things as `fingerprint`, by identity and by plain values, and reads no tensor.
-Invariant: two states of a model are the same only if nothing has changed that its name covers. It
-keeps no model alive. Cost: some microseconds per module.
+It covers the same parts as `fingerprint`, by identity and by plain values, and reads no tensor.
+Invariant: two states of a model are equal only if nothing in its name has changed. A state keeps no
+model alive. Cost: some microseconds per module.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _ATOMS = frozenset({
     bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size,
 })  # fmt: skip
 _LEFT_OUT = frozenset(BOOKS) | frozenset(MODULES)
-_WANTED: dict[tuple[str, ...], Sequence[str]] = {}  # of all names of a module, those it is named by
-# Python modules in which forwards of many models call functions.
+_WANTED: dict[tuple[str, ...], Sequence[str]] = {}  # included names, by all names
+# Python modules with functions called by the forwards of many models.
 _SPACES = (
     "torch.nn.functional",
     "transformers.integrations.sdpa_attention",
@@ -43,12 +43,12 @@ _SPACES = (
 
 @dataclass(slots=True)
 class ModelState:
-    """The state of a model; see `of`.
+    """The state of a model, made by `of`.
 
     Attributes:
         tensors: the identity and the version of each tensor.
         facts: identities and values of everything else.
-        code: members of the classes of its modules and of the Python modules that they are in.
+        code: members of the classes of its modules and of their Python modules.
         kinds: the classes of its modules.
     """
 
@@ -61,7 +61,7 @@ class ModelState:
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> ModelState:
-        """Look at a model: one walk over its modules."""
+        """Take the state of a model, in a walk over its modules."""
         made = cls()
         left = [model]
         while left:
@@ -75,7 +75,7 @@ class ModelState:
         return made
 
     def same(self, other: ModelState) -> bool:
-        """Whether nothing has changed between the two."""
+        """Return whether nothing has changed between two states."""
         return self.same_tensors(other) and (
             self.facts == other.facts
             and len(self.code) == len(other.code)
@@ -83,11 +83,11 @@ class ModelState:
         )
 
     def same_tensors(self, other: ModelState) -> bool:
-        """Whether no tensor has changed between the two."""
+        """Return whether no tensor has changed between two states."""
         return self.tensors == other.tensors
 
     def _module(self, module: torch.nn.Module) -> list[torch.nn.Module]:
-        """Note a module; return those that are to be looked at next."""
+        """Record a module. Return the modules to visit next."""
         if id(module) in self._seen:
             return []
         self._seen[id(module)] = None  # the walk holds the model
@@ -117,20 +117,20 @@ class ModelState:
         return [one for one in inside.values() if one is not None]
 
     def _tensor(self, tensor: torch.Tensor) -> None:
-        # A reference to a tensor is named by its number, which stays its own as long as it is kept.
+        # The id of a weak reference is unique while the reference is kept.
         weak = ref(tensor)
         self._refs.append(weak)
-        # Inference tensors have no version: use an object that is equal to no other.
+        # Inference tensors have no version: use a unique object.
         version = object() if tensor.is_inference() else tensor._version  # noqa: SLF001
         self.tensors += (id(weak), version, tensor.data_ptr())
 
     def _note(self, value: Any) -> None:  # noqa: ANN401 - of any kind
-        """Note a value, and what it contains."""
+        """Record a value and its contents."""
         kind = type(cast("object", value))
         if kind in _ATOMS:
             self.facts += (kind, value)
             return
-        if id(value) in self._seen:  # a configuration, of most modules; noted with its reference
+        if id(value) in self._seen:  # most often a configuration, recorded with its reference
             self.facts.append(id(value))
             return
         if isinstance(value, torch.Tensor):
@@ -151,8 +151,8 @@ class ModelState:
             self._object(value)
 
     def _object(self, value: Any) -> None:  # noqa: ANN401 - of any kind
-        """Note an object by its identity, and once what is in it."""
-        if isinstance(value, MethodType):  # made anew by each access
+        """Record an object by its identity, and its contents once."""
+        if isinstance(value, MethodType):  # a new object on each access
             self._note(value.__func__)
             self._note(value.__self__)
             return
@@ -177,7 +177,7 @@ class ModelState:
             self._attributes(value)
 
     def _attributes(self, value: object) -> None:
-        """Note the attributes of an object, a configuration say."""
+        """Record the attributes of an object, for example a configuration."""
         books = CONFIGS if isinstance(value, PreTrainedConfig) else ()
         for name, one in getattr(value, "__dict__", {}).items():
             if name not in books:
@@ -187,7 +187,7 @@ class ModelState:
             self._note(attention_of(value))
 
     def _function(self, one: FunctionType) -> None:
-        """Note what a function that is in no installed package computes with."""
+        """Record the code and the captured values of a function outside installed packages."""
         self.facts += (id(one.__code__), len(globals_of(one)))
         self._refs.append(one.__code__)
         self._note([one.__defaults__, one.__kwdefaults__])
@@ -201,17 +201,17 @@ class ModelState:
 
 
 class Remembered(Generic[_T]):
-    """What was found out about models, of each as long as it does not change."""
+    """Cached results about models, each valid until its model changes."""
 
     def __init__(self) -> None:
         self._found: WeakKeyDictionary[torch.nn.Module, tuple[ModelState, _T]] = WeakKeyDictionary()
 
     def get(self, model: torch.nn.Module, state: ModelState | None = None) -> _T | None:
-        """What was found out about a model as it is now; None for nothing.
+        """Return the cached result about an unchanged model, or None.
 
         Args:
             model: the model.
-            state: its state, if the caller has just looked at it.
+            state: its current state, if the caller already has it.
         """
         found = self._found.get(model)
         if found is None or not found[0].same(state or ModelState.of(model)):
@@ -219,16 +219,16 @@ class Remembered(Generic[_T]):
         return found[1]
 
     def put(self, model: torch.nn.Module, found: _T) -> None:
-        """Remember something about a model; it must not refer to the model."""
+        """Cache a result about a model. It must not refer to the model."""
         self._found[model] = ModelState.of(model), found
 
     def forget(self, model: torch.nn.Module) -> None:
-        """Forget what was found out about a model."""
+        """Forget the result about a model."""
         self._found.pop(model, None)
 
 
 def own_tensors(own: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
-    """The parameters and buffers of a module itself, given its attributes."""
+    """Return the parameters and buffers of a module itself, given its attributes."""
     found = own["_parameters"].items()
     if own["_buffers"]:
         rope = own.get("rope_type")
@@ -238,7 +238,7 @@ def own_tensors(own: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
 
 
 def python_modules(kinds: Iterable[type]) -> list[ModuleType]:
-    """The Python modules of classes, and those with functions that many of them call."""
+    """Return the Python modules of classes, and modules with functions they often call."""
     names = {*_SPACES, *(one.__module__ for one in kinds)}
     return [module for name in sorted(names) if (module := sys.modules.get(name)) is not None]
 
@@ -247,7 +247,7 @@ _FOREIGN: WeakKeyDictionary[Any, tuple[list[object], list[FunctionType]]] = Weak
 
 
 def _foreign(owner: type | ModuleType) -> list[FunctionType]:
-    """The functions among the members of a class or Python module that no package installed."""
+    """Return the member functions from outside installed packages."""
     members = list(vars(owner).values())
     before, found = _FOREIGN.get(owner, ([], []))
     if len(before) != len(members) or not all(map(is_, before, members)):

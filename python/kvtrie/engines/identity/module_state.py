@@ -1,11 +1,11 @@
-"""Digest of the state of a model's modules that no tensor and no configuration shows.
+"""Digest of the state of a model's modules outside tensors and configuration.
 
-Layers compute with numbers that they derived at start: RoPE parameters, epsilons, scales, windows,
-the kernel of a quantisation, the isa of an attention kernel. A model outside of vLLM's package also
-computes with code that no version names. So the digest covers the class of each module, its plain
-attributes, those of its attention kernel and quantisation method, the names of functions that it
-holds, and the source files of classes that belong to no versioned package.
-Invariant: equal models have one digest in every process of one rank. Cost: some milliseconds per
+Layers compute with numbers derived at start: RoPE parameters, epsilons, scales, windows, the kernel
+of a quantisation, the isa of an attention kernel. A model outside vLLM's package also has code
+without a version. So the digest covers the class of each module, its plain attributes, the
+attributes of its attention kernel and quantisation method, the names of its functions, and the
+source files of classes outside versioned packages.
+Invariant: equal models have equal digests in every process of a rank. Cost: some milliseconds per
 hundred modules.
 """
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 __all__ = ["modules_digest"]
 
 _PARTS = ("impl", "quant_method")
-"""Attributes whose object is part of a module's computation."""
+"""Attributes with objects used in a module's computation."""
 _CODER = Encoding()
 
 
 def modules_digest(models: Iterable[torch.nn.Module]) -> bytes:
-    """Return 32 bytes that change with the state of modules."""
+    """Return a 32-byte digest of the state of modules."""
     whole = hashlib.blake2b(digest_size=32)
     kinds: set[type] = set()
     for model in models:
@@ -48,7 +48,7 @@ def modules_digest(models: Iterable[torch.nn.Module]) -> bytes:
 
 
 def _state(thing: object, *, inner: bool = True) -> dict[str, Any]:
-    """The class of an object, its plain attributes and the names of its functions."""
+    """Return the class of an object, its plain attributes and the names of its functions."""
     state: dict[str, Any] = {"": type(thing)}
     for name, value in vars(thing).items():
         if name in _PARTS and inner and hasattr(value, "__dict__"):
@@ -61,7 +61,7 @@ def _state(thing: object, *, inner: bool = True) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:  # noqa: ANN401 - any attribute
-    """Whether a value consists of numbers, text, types and the like; tensors do not."""
+    """Return whether a value consists of numbers, text, types and the like, not of tensors."""
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, cast("list[Any]", value)))
     if isinstance(value, (dict, set, frozenset, torch.Tensor)):
@@ -74,7 +74,7 @@ def _is_plain(value: Any) -> bool:  # noqa: ANN401 - any attribute
 
 
 def _unversioned(kind: type) -> Path | None:
-    """The source file of a class that belongs to no installed package."""
+    """Return the source file of a class outside installed packages, else None."""
     try:
         file = Path(inspect.getfile(kind)).resolve()
     except (OSError, TypeError):

@@ -1,6 +1,6 @@
-"""Parts of a server's identity that vLLM and SGLang share: libraries, device and variables.
+"""Common parts of a server's identity in vLLM and SGLang: libraries, device and variables.
 
-Invariant: equal parts have one digest in every process. Cost: some milliseconds.
+Invariant: equal parts have equal digests in every process. Cost: some milliseconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KERNELS = (
 
 
 def digest_of(parts: Mapping[str, object], coder: Encoding) -> bytes:
-    """Return 32 bytes that change with any of the named parts.
+    """Return a 32-byte digest of all named parts.
 
     Raises:
         ConfigError: a value without a canonical encoding.
@@ -42,7 +42,7 @@ def digest_of(parts: Mapping[str, object], coder: Encoding) -> bytes:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the installed libraries that ship kernels."""
+    """Return the versions of the installed libraries with kernels."""
     found: dict[str, str] = {}
     for name in _KERNELS:
         try:
@@ -53,7 +53,7 @@ def versions() -> dict[str, str]:
 
 
 def device(kind: str) -> list[Any]:
-    """Return what chooses the kernels of a kind of device, "cuda" or "cpu" say."""
+    """Return the facts selecting the kernels of a kind of device, "cuda" for example."""
     if kind == "cuda":
         return [kind, torch.version.cuda, torch.version.hip, torch.cuda.get_device_capability()]
     return [kind]
@@ -64,12 +64,12 @@ def variables_of(
     belongs: Callable[[str], bool],
     excluded: Mapping[str, Iterable[str]],
 ) -> dict[str, str]:
-    """Return the environment variables that belong to an engine and are not excluded.
+    """Return the environment variables of an engine, without excluded variables.
 
     Args:
-        variables: all that are set.
-        belongs: whether a variable is the engine's, by its name.
-        excluded: names that cannot change KV, by reason.
+        variables: all environment variables.
+        belongs: returns whether a variable is the engine's, by its name.
+        excluded: names without effect on KV, by reason.
     """
     left_out = {name for names in excluded.values() for name in names}
     return {

@@ -1,15 +1,15 @@
-"""Digest of the weights that a process computes with: every bit of every parameter and buffer.
+"""Digest of the weights of a process: every bit of every parameter and buffer.
 
-Engines whose worker is not ours (vLLM, SGLang) give no name of their weights, so the digest is
-taken of the tensors after loading: sharding, quantisation and scales are part of it, paths are not.
-On a CPU it is BLAKE2b, by several threads. On a device a row of 2^20 words becomes two sums modulo
-2^64 of each word times an odd number drawn for its place, and the sums go through BLAKE2b on the
-host. An odd factor has an inverse modulo 2^64, so a row of which one word has changed always has
-other sums; a change of several words keeps both with a chance of 2^-64 (if only top bits have
-changed) down to 2^-128.
-Invariant: equal tensors on one kind of device have one digest in every process.
+vLLM and SGLang give their weights no name, so the digest is computed from the tensors after
+loading. It covers sharding, quantisation and scales, but no paths. On a CPU it is BLAKE2b on
+several threads. On a device a row of 2^20 words becomes two sums modulo 2^64 of each word times an
+odd number drawn for its place, and the sums are hashed with BLAKE2b on the host. An odd factor has
+an inverse modulo 2^64, so a change of a single word in a row always changes both sums. A change of
+several words keeps both sums with a probability of 2^-64 (if only top bits have changed) down to
+2^-128.
+Invariant: equal tensors on the same kind of device have equal digests in every process.
 Cost: a pass over all weights. On a CPU about 1.1 processor seconds per GB. On a device 60 bytes of
-its memory are moved per word and 300 MB are in use while it runs; not measured on one yet.
+its memory are moved per word and 300 MB are in use (both computed, not yet measured).
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ __all__ = [
     "tensors_of",
 ]
 
-_CHUNK = 1 << 25  # bytes that one thread digests at a time
+_CHUNK = 1 << 25  # bytes hashed by a thread at a time
 _ROW = 1 << 20  # words of a row on a device
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-_ROWS = 16  # rows that are multiplied at a time
+_ROWS = 16  # rows multiplied at a time
 
 
 def tensors_of(models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every parameter and buffer of models with its name, in a fixed order.
 
-    Tensors that consist of others (a quantised one of its numbers and scales) are taken apart.
+    Composite tensors (for example quantised numbers with scales) are split into their parts.
     """
     for at, model in enumerate(models):
         named = [*model.named_parameters(), *model.named_buffers()]
@@ -71,10 +71,10 @@ def _parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]
 
 
 def digest(named: Iterable[tuple[str, torch.Tensor]]) -> bytes:
-    """Return 32 bytes that change with any bit, name, type or shape of the tensors.
+    """Return a 32-byte digest of all bits, names, types and shapes of the tensors.
 
     Raises:
-        ConfigError: a tensor whose bytes cannot be read, for example one on the meta device.
+        ConfigError: an unreadable tensor, for example on the meta device.
     """
     whole = hashlib.blake2b(digest_size=32)
     sums: list[torch.Tensor] = []
@@ -105,7 +105,7 @@ def _blake(data: memoryview) -> bytes:
 
 
 def _flat(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """The bytes of a tensor in the order of its memory, and its strides if they are not plain."""
+    """Return the bytes of a tensor in memory order, and its strides if they are unusual."""
     try:
         strides = tensor.stride()
         order = sorted(range(tensor.dim()), key=strides.__getitem__, reverse=True)
@@ -124,7 +124,7 @@ def _flat(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...
 
 
 def _row_sums(flat: torch.Tensor, row: int = _ROW) -> list[torch.Tensor]:
-    """Two sums modulo 2^64 per row of a tensor's bytes, on its device."""
+    """Return two sums modulo 2^64 per row of a tensor's bytes, on its device."""
     factors = _factors(flat.device)
     sums: list[torch.Tensor] = []
     step = _ROWS * row * 4
@@ -145,7 +145,7 @@ _FACTORS: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 def _factors(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Odd numbers by place, equal in every process: SplitMix64 of the place, two lanes."""
+    """Return odd numbers by place, equal in every process: SplitMix64 of the place, two lanes."""
     if device not in _FACTORS:
         lanes: list[torch.Tensor] = []
         for lane in (1, 2):
@@ -159,10 +159,10 @@ def _factors(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def files_digest(paths: Iterable[Path]) -> bytes:
-    """Return 32 bytes that change with any bit of files; where they are does not count.
+    """Return a 32-byte digest of the contents and names of files, without their folders.
 
     Raises:
-        OSError: a file that cannot be read.
+        OSError: a file cannot be read.
     """
     whole = hashlib.blake2b(digest_size=32)
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
@@ -174,15 +174,15 @@ def files_digest(paths: Iterable[Path]) -> bytes:
 
 
 def checkpoint_digest(model: str, revision: str | None, cache: str | None) -> bytes | None:
-    """Return `files_digest` of a model's files of weights; None if they are not on this machine.
+    """Return `files_digest` of a model's weight files, or None if they are not on this machine.
 
     Args:
-        model: a folder, a file, or the name of a model of the hub that was downloaded.
-        revision: of the hub's model.
-        cache: the folder of downloaded models; None for the usual one.
+        model: a folder, a file, or the name of a downloaded model of the hub.
+        revision: the revision of the hub's model.
+        cache: the folder of downloaded models, or None for the default.
 
     Raises:
-        OSError: a file that cannot be read.
+        OSError: a file cannot be read.
     """
     folder = checkpoint_folder(model, revision, cache)
     if folder is None:
@@ -193,9 +193,9 @@ def checkpoint_digest(model: str, revision: str | None, cache: str | None) -> by
 
 
 def checkpoint_folder(model: str, revision: str | None, cache: str | None) -> Path | None:
-    """Return the folder or file of a model on this machine; None if there is none.
+    """Return the folder or file of a model on this machine, or None.
 
-    Arguments are those of `checkpoint_digest`.
+    Takes the arguments of `checkpoint_digest`.
     """
     folder = Path(model)
     if folder.exists():
@@ -216,10 +216,10 @@ def _piece(path: Path, at: int) -> bytes:
 
 
 def owners(layers: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Return the outermost modules of this process that contain any of some layers.
+    """Return the outermost modules of this process containing any of the layers.
 
-    An engine gives a plug-in the layers that keep KV, not the models that contain them; a draft
-    model is one more. Cost: a walk over all objects of the process, some tenths of a second.
+    An engine gives a plug-in only the KV layers, not their models. A draft model is a separate
+    model. Cost: a walk over all objects of the process, some tenths of a second.
     """
     parents: dict[int, list[torch.nn.Module]] = {}
     for each in gc.get_objects():
@@ -242,9 +242,9 @@ def owners(layers: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
 
 
 def packed_away(models: Iterable[torch.nn.Module]) -> bool:
-    """Whether a kernel keeps weights where no parameter shows them.
+    """Return whether a kernel keeps weights outside the models' parameters.
 
-    Such kernels (those of vLLM for x86 CPUs, some for 4 bits) leave an empty parameter.
+    These kernels (vLLM's for x86 CPUs, and some 4-bit kernels) leave an empty parameter.
     """
     return any(
         "weight" in name.rpartition(".")[2] and not parameter.numel()

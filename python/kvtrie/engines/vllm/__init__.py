@@ -1,4 +1,4 @@
-"""vLLM: a KV connector that keeps a server's KV on host and disk.
+"""vLLM: a KV connector for keeping a server's KV in host memory and on disk.
 
 ```text
 connector --> scheduler --> matching, admission --> misses      decisions about requests
@@ -12,15 +12,15 @@ connector --> scheduler --> matching, admission --> misses      decisions about 
     |       +--> step_copies --> device_reports
     +--> weights --> held_adapters, layout_check, start_options --> excluded      stored KV's name
 disk_tier --> offloading --> board      vLLM's own offloading with our disk below
-surface --> calls                                     what is used of vLLM
-connector, disk_tier --> data_parallel            the part of a disk that a rank has
-middleware --> prompt_lengths --> asgi      hints out of HTTP requests, in the HTTP server's process
+surface --> calls                                     the names and calls used of vLLM
+connector, disk_tier --> data_parallel            a rank's part of a disk
+middleware --> prompt_lengths --> asgi      hints of HTTP requests, in the HTTP server's process
     +--> served_settings
 ```
 
-In the scheduler's process (`scheduler`) it has the manager and decides; in each worker's (`worker`)
-it has the bytes and copies. They exchange `messages`. `connector` is the class that vLLM asks for;
-`plugin` registers its name; `surface` lists all that is used of vLLM.
+The scheduler's process (`scheduler`) has the manager and decides. Each worker process (`worker`)
+has the bytes and copies them. They exchange `messages`. vLLM creates the class in `connector`,
+`plugin` registers its name, and `surface` lists every name used of vLLM.
 Cost: importing this package imports neither vLLM nor torch.
 """
 
@@ -32,7 +32,7 @@ from typing import Any
 __all__ = ["KvtrieConnector"]  # pyright: ignore[reportUnsupportedDunderAll] - see below
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - a class that vLLM's own base makes
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - a class with a base of vLLM
     if name == "KvtrieConnector":
         surface = import_module("kvtrie.engines.vllm.surface")
         check = import_module("kvtrie.engines.server.surface_check")

@@ -1,8 +1,8 @@
-"""Adapters: the content of each adapter as the workers hold it, in the scheduler's process.
+"""Adapters: digests of the adapters loaded in the workers, in the scheduler's process.
 
-Workers report the digests of the tensors that they hold whenever these change. A request whose
-adapter no worker holds waits until the workers have loaded and named it, which takes a step.
-Invariant: a name is given only while all workers hold the adapter and have answered the last
+Workers report the digests of their adapters on every change. A request for an adapter not loaded
+yet waits a step, until all workers have loaded and hashed the adapter.
+Invariant: an adapter has a name only while all workers hold it and have answered the last
 question. Cost: some dictionary look-ups per request and step.
 """
 
@@ -27,7 +27,7 @@ class Adapters:
         ranks: the workers.
 
     Attributes:
-        question: the number of times that workers were asked.
+        question: the number of questions to the workers so far.
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
@@ -35,7 +35,7 @@ class Adapters:
         self._held: dict[int, dict[int, bytes]] = {rank: {} for rank in sorted(ranks)}
         self._answered = set[int](self._held)
         self._wanted: dict[int, LoRARequest] = {}
-        self._reloads: dict[str, int] = {}  # the question with which a request's adapter is read
+        self._reloads: dict[str, int] = {}  # by request, the question sent with its reload
 
     @property
     def settled(self) -> bool:
@@ -48,27 +48,27 @@ class Adapters:
         self._answered = set[int]()
 
     def on_held(self, rank: int, question: int, held: Mapping[int, bytes]) -> None:
-        """Take in the adapters that a worker holds after it has seen the question of a number."""
+        """Record a worker's adapters and the number of the last question it has answered."""
         self._held[rank] = dict(held)
         if question == self.question:
             self._answered.add(rank)
 
     def name(self, adapter: LoRARequest) -> str | None:
-        """Return the name of an adapter's content; None if it is not known."""
+        """Return the name of an adapter's content, or None if it is not known."""
         digests = self.digests(adapter.lora_int_id)
         if not self.settled or not all(digests.values()):
             return None
         return combined(digests.values()).hex()
 
     def digests(self, ident: int) -> dict[int, bytes]:
-        """Return the digest of an adapter by rank; empty where a rank does not hold it."""
+        """Return the digest of an adapter by rank, or b"" for ranks without the adapter."""
         return {rank: held.get(ident, b"") for rank, held in self._held.items()}
 
     def awaits(self, request_id: str, adapter: LoRARequest) -> bool:
-        """Whether a request has to wait for the name of its adapter; asks workers once for it.
+        """Return whether a request waits for its adapter's name.
 
-        vLLM reads the files of an adapter again for a request that says so, so the workers do that
-        before the request is matched.
+        Asks the workers for the name once. For a request with `load_inplace` vLLM reads the
+        adapter's files again. The workers do so before the request is matched.
         """
         if not self.settled:
             return True
@@ -84,7 +84,7 @@ class Adapters:
         return True
 
     def take_wanted(self) -> list[LoRARequest]:
-        """Return the adapters that workers have to load with the next orders."""
+        """Return the adapters for the workers to load with the next orders."""
         wanted, self._wanted = [*self._wanted.values()], {}
         return wanted
 

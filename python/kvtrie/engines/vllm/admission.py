@@ -1,7 +1,7 @@
-"""Admission: a request gets blocks of vLLM's, and a lease on what kvtrie has of it.
+"""Admission: a request gets blocks of vLLM's memory, and a lease on its cached blocks.
 
-Invariant: slots that vLLM was promised are loaded, or reported as not loaded.
-Cost: one lookup and one lease per admission.
+Invariant: slots promised to vLLM are loaded, or reported as not loaded.
+Cost: a lookup and a lease per admission.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Admission"]
 
 
 class Admission:
-    """Makes running requests."""
+    """Creates running requests."""
 
     def __init__(
         self,
@@ -40,15 +40,15 @@ class Admission:
         self._loads, self._misses = loads, misses
 
     def admit(self, request: Request, tables: list[list[int]], loaded: int) -> None:
-        """Take note that vLLM has given blocks to a request.
+        """Record the blocks allocated to a request, and start its loads.
 
-        With several groups vLLM computes nothing of the request before its blocks are loaded, and
-        then gives it blocks again.
+        With several groups, vLLM computes nothing of the request before its blocks are loaded, and
+        calls this again after the loads.
 
         Args:
             request: the request.
             tables: all of its blocks, by group.
-            loaded: tokens after vLLM's own hit that kvtrie loads.
+            loaded: tokens for kvtrie to load, after vLLM's own hit.
         """
         cache, now = self._cache, self._cache.clock()
         waiting = self._requests.of(request)
@@ -68,7 +68,7 @@ class Admission:
         each = [*zip(tables, (had * group.pages for group in cache.groups), strict=True)]
         own = [slot for table, upto in each for slot in table[:upto] if slot]
         new = [slot for table, upto in each for slot in table[upto:] if slot]
-        # A slot of several blocks is there if its last one is.
+        # A slot of several vLLM blocks is present if its last block is.
         ends = [
             table[group.pages - 1 :: group.pages]
             for group, table in zip(cache.groups, tables, strict=True)
@@ -108,7 +108,7 @@ class Admission:
         for group, table in enumerate(tables):
             if not cache.groups[group].state:
                 run.grow(group, table, range(first, last))
-            elif loaded:  # only the state at the end of the loads is one of a border
+            elif loaded:  # only the state at the end of the loads is at a border
                 run.grow(group, [0] * (last - 1) + ends[group][last - 1 : last])
         if loaded:
             self._load(run, first, last, promised, now)
@@ -116,7 +116,7 @@ class Admission:
             cache.counters.tokens.update(host=host, disk=disk, remote=store)
 
     def _go_on(self, run: RunningRequest, tables: list[list[int]]) -> None:
-        """Name the further slots of a request whose loads have ended."""
+        """Bind the new slots of a request after its loads."""
         run.receiving, run.begun = False, self._cache.step
         for group, table in enumerate(tables):
             if not self._cache.groups[group].state:
@@ -127,7 +127,7 @@ class Admission:
     def _acquire(
         self, waiting: WaitingRequest, end: int, now: int, promised: list[int]
     ) -> Lease | None:
-        """A lease whose match ends where the loads do; None, without promised slots, if refused."""
+        """Acquire a lease up to the end of the loads, or lose the slots and return None."""
         tokens = waiting.sequence.read()
         try:
             return self._cache.manager.acquire(
@@ -161,13 +161,13 @@ class Admission:
         self._loads.add(run, ids, slots)
 
     def _end_last_run(self, request: Request, waiting: WaitingRequest) -> bool:
-        """End the run before this admission; whether rows that it left may be of other tokens."""
+        """End the previous run, and return whether its rows may be of rejected tokens."""
         last = self._requests.drop(request.request_id)
         waiting.look_up_again()
         if last is not None:
-            last.written = last.committable()  # before vLLM counts what it schedules now
+            last.written = last.committable()  # before vLLM counts the tokens scheduled now
         if not (computed := waiting.sequence.computed()):
             return False
         waiting.start = computed  # a session's next input: vLLM asks for no match then
-        # After a stop amid accepted drafts vLLM counts too many tokens as computed.
+        # vLLM counts too many tokens as computed if it stopped at an accepted draft token.
         return last is not None and (last.stopped or last.drafted)

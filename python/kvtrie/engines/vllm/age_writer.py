@@ -1,8 +1,8 @@
-"""AgeWriter: a thread that writes ages of blocks into the files of a tier while a server runs.
+"""AgeWriter: a thread for writing ages of blocks into the files of a tier while a server runs.
 
-Invariant: a caller never waits for a device; rows that a slow device cannot take are dropped, the
-oldest first, and a failure is only logged: the blocks are found all the same.
-Cost: a thread that sleeps.
+Invariant: a caller never waits for a device. If a slow device falls behind, the oldest rows are
+dropped. A failure is only logged, because blocks are found without their ages.
+Cost: a sleeping thread.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from kvtrie.errors import KvtrieError
 
 __all__ = ["AgeWriter", "Aged"]
 
-_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
-_MOST_WAITING = 64  # steps whose rows may wait for the device
+_LOG = logging.getLogger("vllm.kvtrie")  # below vLLM's logger, for its handlers
+_MOST_WAITING = 64  # steps with rows waiting for the device
 
 _Rows = list[tuple[bytes, int, int, int, *tuple[int, ...]]]
 
 
 class Aged(Protocol):
-    """A tier that keeps ages and uses of its blocks for the next process."""
+    """A tier with ages and uses of its blocks stored for the next process."""
 
     def wall(self) -> int:
-        """Return the time of the wall clock, in nanoseconds."""
+        """Return the wall clock time, in nanoseconds."""
         ...
 
     def note_uses(self, index: Index, wall: int | None = None) -> object:
-        """Note ages and uses of the blocks of an index, as of a time of the wall clock."""
+        """Store ages and uses of the blocks of an index, as of a wall clock time."""
         ...
 
 
 class AgeWriter:
-    """The thread, and the rows that wait for it.
+    """The thread and its queue of rows.
 
     Args:
-        disk: the disk, or the kept host memory, that is written.
-        deadline_s: how long `close` waits for the device.
+        disk: the disk or the kept host memory to write to.
+        deadline_s: the most seconds `close` waits for the device.
     """
 
     def __init__(self, disk: Aged, deadline_s: float) -> None:
@@ -53,14 +53,14 @@ class AgeWriter:
         end_at_exit(self._thread, self._end)
 
     def write(self, rows: _Rows) -> None:
-        """Have rows of the disk's index written down soon."""
+        """Queue rows of the disk's index for writing."""
         if rows:
             with self._news:
                 self._waiting.append((rows, self._disk.wall()))
                 self._news.notify()
 
     def close(self) -> None:
-        """Write what waits and end the thread; one that hangs is left behind."""
+        """Write the queued rows and end the thread, or abandon it if it hangs."""
         self._end()
         self._thread.join(self._deadline_s)
 

@@ -1,7 +1,7 @@
-"""Requests of an ASGI server as a middleware reads, changes and makes them.
+"""Requests of an ASGI server: reading, changing and making them in a middleware.
 
-Invariant: a body that was read and not changed arrives with the same messages as without reading.
-Cost: the messages of a body, up to a bound, until the application has read them.
+Invariant: reading a body without changing it leaves the application's messages as they were.
+Cost: memory for the messages of a body, up to a bound, until the application has read them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ABOUT_BODY = (b"content-length", b"transfer-encoding")
 
 
 def path_of(scope: Scope) -> str:
-    """Return the path of a POST without the application's root; "" for anything else."""
+    """Return the path of a POST without the application's root, or "" for anything else."""
     if scope["type"] != "http" or scope.get("method") != "POST":
         return ""
     return str(scope["path"]).removeprefix(scope.get("root_path", ""))
@@ -51,18 +51,18 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 
 def with_body(scope: Scope, size: int) -> Scope:
-    """Return the scope of a request with another body, of `size` bytes."""
+    """Return the scope of a request with its body replaced by `size` bytes."""
     headers = [each for each in scope["headers"] if each[0].lower() not in _ABOUT_BODY]
     return {**scope, "headers": [*headers, (b"content-length", str(size).encode())]}
 
 
 @dataclass(slots=True)
 class Body:
-    """A body that is read ahead of the application.
+    """A body, read before the application reads it.
 
     Attributes:
-        content: the whole body; None if it is longer than the bound, or did not end.
-        too_long: whether it is longer than the bound.
+        content: the whole body, or None if it exceeds the bound or is incomplete.
+        too_long: whether it exceeds the bound.
     """
 
     _receive: Receive
@@ -72,7 +72,7 @@ class Body:
 
     @classmethod
     async def read(cls, receive: Receive, most: int) -> Body:
-        """Read a body of at most `most` bytes; of a longer one its beginning."""
+        """Read a body of at most `most` bytes, or only the beginning of a longer body."""
         body, parts, size = cls(receive), list[bytes](), 0
         while size <= most:
             message = await receive()
@@ -89,23 +89,23 @@ class Body:
         return body
 
     def replace(self, content: bytes) -> None:
-        """Have the application read another body."""
+        """Replace the body for the application."""
         self._messages = [{"type": "http.request", "body": content, "more_body": False}]
 
     async def receive(self) -> Message:
-        """Return the next message of the request, as the application reads it."""
+        """Return the next message of the request to the application."""
         return self._messages.pop() if self._messages else await self._receive()
 
 
 class Answer:
-    """An answer that passes byte for byte, and is searched for a text.
+    """An answer, passed on byte for byte and searched for a text.
 
     Args:
         send: takes its messages.
-        sign: the bytes that are searched for; b"" is never found.
+        sign: the bytes to search for, or b"" to search for nothing.
 
     Attributes:
-        found: whether the answer had them.
+        found: whether the answer so far has these bytes.
     """
 
     def __init__(self, send: Send, sign: bytes) -> None:
@@ -122,7 +122,7 @@ class Answer:
 
 
 async def call(app: App, scope: Scope, path: str, content: bytes) -> tuple[int, bytes]:
-    """Make a request of another path with the headers of a request; return status and answer."""
+    """Call the application at `path` with a request's headers. Return status and answer."""
     status, parts, body = 0, list[bytes](), Body(_never)
     body.replace(content)
 
@@ -151,5 +151,5 @@ async def refuse(send: Send, status: int, why: str) -> None:
 
 
 async def _never() -> Message:
-    """Wait for ever: no client can leave a request that a middleware makes."""
+    """Wait forever: a request made by a middleware has no client to disconnect."""
     return await asyncio.get_running_loop().create_future()

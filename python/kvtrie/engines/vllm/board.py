@@ -1,11 +1,11 @@
-"""Board: digests of all ranks' weights in memory that a server's processes share.
+"""Board: digests of all ranks' weights, in memory shared by a server's processes.
 
-vLLM's `OffloadingConnector` carries nothing from workers to secondary tiers in the scheduler's
-process before the first request. Both sides share this machine's memory already, for the chunks, so
-the digests have a small file next to them: a counter of questions, and per rank the
-number of the question that it has answered and the digest.
-Invariant: `read` returns digests that were all computed after the last question, or None. A worker
-writes its digest before the number, so no half of one is read. Cost: a read of memory per step.
+vLLM's `OffloadingConnector` sends nothing from workers to secondary tiers in the scheduler's
+process before the first request. Both sides already share this machine's memory for the chunks, so
+the digests have a small file next to them. It has a counter of questions, and per rank the number
+of the last answered question and the digest.
+Invariant: `read` returns digests computed after the last question, or None. A worker writes its
+digest before the number, so no partial digest is read. Cost: a read of memory per step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RANK = _NUMBER.size + _DIGEST
 
 
 class Board:
-    """The digests of one engine.
+    """The digests of an engine.
 
     Args:
         engine: vLLM's name of the engine, unique on this machine.
@@ -50,7 +50,7 @@ class Board:
         return _NUMBER.unpack_from(self._memory, 0)[0]
 
     def ask(self) -> None:
-        """Ask all ranks; only the scheduler's process does."""
+        """Ask all ranks. Only the scheduler's process calls this."""
         _NUMBER.pack_into(self._memory, 0, self.question + 1)
 
     def answer(self, rank: int, question: int, digest: bytes) -> None:
@@ -60,7 +60,7 @@ class Board:
         _NUMBER.pack_into(self._memory, at, question + 1)
 
     def read(self) -> list[bytes] | None:
-        """Return the digests of all ranks; None until each has answered the last question."""
+        """Return the digests of all ranks, or None until all have answered the last question."""
         wanted, digests = self.question + 1, list[bytes]()
         for at in range(_NUMBER.size, len(self._memory), _RANK):
             if _NUMBER.unpack_from(self._memory, at)[0] != wanted:
@@ -69,7 +69,7 @@ class Board:
         return digests
 
     def close(self) -> None:
-        """Remove the file, unless another engine's has its name; mappings stay valid."""
+        """Remove the file unless a later engine has replaced it. Mappings stay valid."""
         with suppress(FileNotFoundError):
             if os.path.samestat(self._path.lstat(), self._place):
                 self._path.unlink()

@@ -1,11 +1,11 @@
-"""Borders: how far requests can go with blocks on host and disk, in models with several groups.
+"""Borders: ends of resumable prefixes, in models with several groups of layers.
 
-A request goes on after a block if each group after the first has what it needs there: the blocks of
-a window, or a state. A router counts blocks of the first group, so one counts only if it comes
-before such a border, or is the last block before it.
-Invariant: a block is covered if it, or a block after it, ends at a border that is complete. Cost: a
-node per block that is there or has a block after it; a change checks the borders near it, by the
-blocks that they need.
+A request can resume after a block if each group after the first has its blocks for this border: the
+blocks of a window, or a state. A router counts blocks of the first group, so a block counts only
+if it precedes a complete border.
+Invariant: a block is covered if a border is complete at its end or at the end of a later block of
+its sequence. Cost: a node per block stored or with a stored descendant. A change checks the nearby
+borders, by their needed blocks.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ __all__ = ["Borders"]
 
 
 class _Node:
-    """A block: its neighbours and what is there of it.
+    """A block: its neighbours and its residency.
 
     Attributes:
-        above: the block before it; None for a first one, and while that is not known.
+        above: the block before it, or None for a first block and while unknown.
         below: the blocks after it.
-        depth: the number of blocks before it; None while that is not known.
-        there: tiers that have a group as a whole, a bit each, by group.
-        complete: whether a request can go on after it.
-        covers: blocks after it that are covered, and itself if it is complete.
+        depth: the number of blocks before it, or None while unknown.
+        there: by group, a bit mask of the tiers with all of its layers.
+        complete: whether a request can resume after it.
+        covers: the number of covered children, plus 1 if it is complete.
     """
 
     __slots__ = ("above", "below", "complete", "covers", "depth", "key", "there")
@@ -42,7 +42,7 @@ class _Node:
         self.there: dict[int, int] = {}
 
     def note(self, tier: int, group: int, *, there: bool) -> bool:
-        """Note a group on a tier; whether it is on any tier now and was not, or the reverse."""
+        """Record a group on a tier. Return whether the group came to the tiers or left them."""
         before = self.there.get(group, 0)
         after = before | 1 << tier if there else before & ~(1 << tier)
         if after:
@@ -63,22 +63,22 @@ class Borders:
         self.needs, self._nodes = needs, dict[bytes, _Node]()
 
     def is_covered(self, key: bytes) -> bool:
-        """Return whether a request can go on after this block or one after it."""
+        """Return whether a request can resume after this block or a later block."""
         return key in self._nodes and self._nodes[key].covers > 0
 
     def change(
         self, place: tuple[int, int, bytes], parent: bytes, *, there: bool, first: bool
     ) -> list[bytes]:
-        """Note that a block is as a whole on a tier, or is not.
+        """Record whether a whole block is on a tier.
 
         Args:
             place: its tier, its group and its key.
             parent: the key of the block before it.
-            there: whether it is.
+            there: whether the block is on the tier.
             first: whether `parent` is no block.
 
         Returns:
-            Keys of the blocks that are covered now or are covered no more, parents first.
+            Keys of the newly covered or no longer covered blocks, parents first.
         """
         tier, group, key = place
         node = self._node(key)
@@ -91,7 +91,7 @@ class Borders:
         return changed
 
     def begin(self, key: bytes) -> list[bytes]:
-        """Note that a block is a first one; as `change`."""
+        """Make a block the first of its sequence. Return as `change`."""
         node = self._nodes.get(key)
         if node is None or node.depth is not None:
             return []
@@ -116,7 +116,7 @@ class Borders:
         return node
 
     def _settle(self, node: _Node) -> list[bytes]:
-        """Check the borders that need a block, its own first."""
+        """Check the borders near a block, its own border first."""
         changed: list[bytes] = []
         near = [node]
         while near:
@@ -136,7 +136,7 @@ class Borders:
         return changed
 
     def _wanted(self, border: int) -> list[tuple[int, int, int]]:
-        """The groups whose blocks a border needs, each with the first and the last plus 1."""
+        """Return the groups needed by a border, with first block and last block plus 1."""
         groups = enumerate(self.needs(border), 1)
         return [(group, *each) for group, ranges in groups for each in ranges if each[0] < each[1]]
 
@@ -154,18 +154,18 @@ class Borders:
         return True
 
     def _cover(self, node: _Node | None, step: int) -> list[bytes]:
-        """Count a border in its block and those before it, as far as that changes them."""
+        """Add a border to the counts of its block and of earlier blocks, or remove it."""
         changed: list[bytes] = []
         while node is not None:
             node.covers += step
-            if node.covers != max(0, step):  # it was covered by others, and is
+            if node.covers != max(0, step):  # covered both before and after
                 break
             changed.append(node.key)
             node = node.above
         return changed[::-1]
 
     def _forget(self, node: _Node | None) -> None:
-        """Drop a block of which nothing is there and that has no block after it."""
+        """Drop a block on no tier and without later blocks."""
         while node is not None and not node.there and not node.below:
             del self._nodes[node.key]
             above = node.above

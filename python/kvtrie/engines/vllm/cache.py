@@ -1,6 +1,6 @@
-"""ServedCache: the manager of a server's KV, its tiers, and what every part of the scheduler uses.
+"""ServedCache: the manager of a server's KV, its tiers, and the scheduler's shared state.
 
-Cost: a load of what earlier servers left, once.
+Cost: loads the indexes of earlier servers once.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
 
 __all__ = ["DISK", "HOST", "ServedCache"]
 
-_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
-_MOST_EVENTS = 1 << 20  # between two steps; each takes memory only while it waits to be taken
+_LOG = logging.getLogger("vllm.kvtrie")  # below vLLM's logger, for its handlers
+_MOST_EVENTS = 1 << 20  # between two steps. An event takes memory only until it is read
 
 
 class ServedCache:
-    """The state of a server's KV that all parts of the scheduler share.
+    """The state of a server's KV, shared by all parts of the scheduler.
 
     Args:
-        settings: what the operator said.
-        model: the KV that is served.
-        opened: what the workers' tiers are, by rank.
+        settings: the operator's settings.
+        model: the served KV.
+        opened: the workers' tiers, by rank.
         naming: vLLM's hashes of blocks, for events.
         clock: nanoseconds, monotone.
 
@@ -66,17 +66,17 @@ class ServedCache:
         groups: the groups of the model's layers.
         slots: the slots of vLLM's memory.
         manager: the manager.
-        disk: index of its disk; None without one.
-        remote: index of its shared store; None without one.
+        disk: index of its disk tier, or None.
+        remote: index of its shared store, or None.
         host_blocks: blocks of its host memory.
-        used: by tier that the next server finds, blocks whose ages are to be written there.
-        moves: its moves that are under way.
-        published: blocks published as KV events; None without events.
-        proofs: blocks of an earlier server in host memory that are not proved yet.
-        identity: the weights and adapters that requests compute with.
-        store: the parts of all ranks in a shared store; None if it is not asked.
+        used: blocks with ages to write down, by tier kept for the next server.
+        moves: its moves in flight.
+        published: blocks published as KV events, or None without events.
+        proofs: unverified blocks of an earlier server in host memory.
+        identity: the weights and adapters of the requests.
+        store: the parts of all ranks in a shared store, or None if it is not queried.
         counters: the connector's counters.
-        boundary: contains exceptions that the content of requests causes.
+        boundary: contains exceptions caused by the content of requests.
         step: the number of the next step.
         resetting: whether a reset waits for copies to end.
     """
@@ -140,12 +140,12 @@ class ServedCache:
         self.step, self.resetting = 0, False
 
     def use(self, lease: Lease) -> None:
-        """Note a use of a lease's blocks, for tiers that the next server finds."""
+        """Record a use of a lease's blocks, for tiers kept for the next server."""
         for used in self.used.values():
             used.use(lease.handles)
 
     def clear(self) -> None:
-        """Empty the manager: no move of it is under way."""
+        """Empty the manager. No move may be in flight."""
         self.manager.reset()
         self.moves.clear()
         if self.store is not None:
@@ -156,9 +156,9 @@ class ServedCache:
 
 
 def _most_writes(model: ServedModel, tiers: Sequence[Tier]) -> int:
-    """Return the blocks whose writes to a shared store workers may have at a time.
+    """Return the most blocks in concurrent writes to a shared store.
 
-    They are those of `write_limit` or of an eighth of host memory, which is what a worker begins.
+    This is `write_limit` in blocks, by default an eighth of host memory: the most a worker starts.
     """
     blocks, block = tiers[HOST].blocks or 0, model.shape.block_bytes(model.block_tokens)
     if model.resume is not None:

@@ -1,10 +1,10 @@
 """KvtrieCachePolicy: kvtrie's order of eviction inside vLLM's own CPU manager.
 
-`eviction_policy: "kvtrie"` of the `OffloadingConnector` names it; the plug-in registers it. A
-request counts when it is finished: then its new chunks enter the order, after those that precede
-them, unless room is needed earlier.
-Invariant: `evict` returns as many chunks as were asked for, none of which is in use, or changes
-nothing. Cost: a set operation per chunk that is copied, and one call of the core per request.
+`eviction_policy: "kvtrie"` of the `OffloadingConnector` selects it, and the plug-in registers it. A
+request counts when it finishes. Then its new chunks enter the order after their predecessors,
+unless eviction needs them earlier.
+Invariant: `evict` returns the wanted number of chunks, none of them in use, or changes nothing.
+Cost: a set operation per copied chunk, and a call of the core per request.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ if TYPE_CHECKING:
 
 __all__ = ["KvtrieCachePolicy", "in_sequence"]
 
-_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
+_LOG = logging.getLogger("vllm.kvtrie")  # below vLLM's logger, for its handlers
 _WIDTH = 36  # bytes of a key: a SHA-256 hash and a group of layers
 _OVER = RetainedRange(0, FAR, 0, None)  # the session of the request ends
 
 
 class KvtrieCachePolicy(CachePolicy):
-    """Chunks by key, and which of them leave first.
+    """Chunks by key, and their order of eviction.
 
     Args:
         cache_capacity: chunks of the cache.
 
     Attributes:
-        boundary: counts ignored hints and requests whose use was not noted.
+        boundary: counts ignored hints, and requests without a recorded use.
     """
 
     def __init__(self, cache_capacity: int) -> None:
         super().__init__(cache_capacity)
         self._chunks: dict[bytes, ChunkStatus] = {}
         self._order = KeyOrder(cache_capacity, width=_WIDTH)
-        # Chunks that are not in the order, with the number of their store and their last token.
+        # Chunks outside the order, with the number of their store and their last token.
         self._new: dict[bytes, tuple[int, int]] = {}
         self._stores = 0
-        self._storing: ReqContext | None = None  # the request of the chunks that are inserted next
-        self._used: set[bytes] = set()  # chunks in the order that a copy uses
+        self._storing: ReqContext | None = None  # the request of the next inserted chunks
+        self._used: set[bytes] = set()  # ordered chunks in use by a copy
         self.boundary = Boundary("kvtrie", _LOG)
 
     def get(self, key: bytes) -> ChunkStatus | None:
-        """The chunk of a key, or None."""
+        """Return the chunk of a key, or None."""
         return self._chunks.get(key)
 
     def insert(self, key: bytes, chunk: ChunkStatus, req_context: ReqContext | None = None) -> None:
-        """Take a new chunk in, of a request that vLLM names from 0.33 on."""
-        # A store that is tried again reports no misses.
+        """Add a new chunk. From 0.33 on vLLM passes its request."""
+        # vLLM does not call `on_store_miss` when it retries a store.
         if req_context is not None and req_context is not self._storing:
             self.on_store_miss((), req_context)
         self._chunks[key] = chunk
@@ -70,19 +70,19 @@ class KvtrieCachePolicy(CachePolicy):
         self._new[key] = (self._stores, at)
 
     def remove(self, key: bytes) -> None:
-        """Forget a chunk whose store has failed."""
+        """Forget a chunk after its store has failed."""
         del self._chunks[key]
         self._used.discard(key)
         if self._new.pop(key, None) is None:
             self._order.remove(key)
 
     def touch(self, keys: Iterable[bytes], req_context: ReqContext) -> None:
-        """Note a use of chunks, in the order of their sequence."""
+        """Record a use of chunks, in the order of their sequence."""
         with self.boundary.contained(req_context.req_id):
             self._note(in_sequence(keys, req_context), req_context)
 
     def on_store_miss(self, keys: Iterable[bytes], req_context: ReqContext) -> None:
-        """Note that the chunks inserted next are of one sequence."""
+        """Record the request of the next inserted chunks: they belong to its sequence."""
         del keys
         self._stores += 1
         self._storing = req_context
@@ -94,12 +94,12 @@ class KvtrieCachePolicy(CachePolicy):
         reused_keys: set[bytes],
         req_context: ReqContext,
     ) -> None:
-        """Note the chunks that a request used or stored, and the end of its session."""
+        """Record a use of a finished request's chunks, and the end of its session."""
         del insertion_only_keys, reused_keys
         self.touch(chain(*key_groups), req_context)
 
     def evict(self, n: int, protected: set[bytes]) -> list[tuple[bytes, ChunkStatus]] | None:
-        """Take `n` chunks out, or None if fewer may leave."""
+        """Remove and return `n` chunks, or return None if fewer are evictable."""
         stay = self._used | protected
         gone = self._order.evict(n, stay)
         if gone is None and self._new:
@@ -117,15 +117,15 @@ class KvtrieCachePolicy(CachePolicy):
         self._used.clear()
 
     def mark_evictable(self, key: bytes) -> None:
-        """No copy uses the chunk any more."""
+        """Mark a chunk as no longer in use by a copy."""
         self._used.discard(key)
 
     def mark_non_evictable(self, key: bytes) -> None:
-        """A copy uses the chunk."""
+        """Mark a chunk as in use by a copy."""
         self._used.add(key)
 
     def _enter(self, keys: list[bytes]) -> None:
-        """Count a request for chunks that are here."""
+        """Count a request for resident chunks."""
         self._order.request(keys)
         for key in keys:
             if self._new.pop(key, None) is not None and self._chunks[key].ref_cnt:
@@ -166,19 +166,19 @@ class KvtrieCachePolicy(CachePolicy):
 def in_sequence(keys: Iterable[bytes], context: ReqContext) -> list[bytes]:
     """Return keys of a request in the order of their last tokens.
 
-    A hit needs chunks of every group of layers, so all groups are one sequence: its end leaves
-    first in each of them.
+    A hit needs chunks of every group of layers. So all groups form a single sequence, and its end
+    is evicted first in every group.
     """
     return sorted(keys, key=lambda key: _position(key, context))
 
 
 def _position(key: bytes, context: ReqContext) -> int:
-    """The last token of a chunk in a request."""
+    """Return the index of a chunk's last token in a request."""
     return context.get_offload_key_position(key) or 0
 
 
 @dataclass(frozen=True, slots=True)
 class _RetainedRanges:
-    """Ranges that a request asks to be kept; vLLM carries them with the request."""
+    """Ranges to retain for a request, stored with vLLM's request."""
 
     ranges: tuple[RetainedRange, ...]

@@ -1,8 +1,10 @@
-"""All calls between kvtrie and vLLM, with their arguments; `surface` has the names.
+"""All calls between kvtrie and vLLM, with their arguments.
 
-`CALLS` has the arguments that kvtrie gives, by module and class ("" for functions of a module), as
-`signatures.given` reads them. `OURS` has the classes of kvtrie whose methods vLLM calls, by the
-class of vLLM that they derive from.
+`surface` has the names.
+
+`CALLS` has kvtrie's arguments by module and class ("" for functions of a module), in the format of
+`signatures.given`. `OURS` has the subclasses in kvtrie, by their base class in vLLM. vLLM calls
+their methods.
 """
 
 from __future__ import annotations

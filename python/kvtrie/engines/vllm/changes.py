@@ -1,4 +1,4 @@
-"""Changes of blocks below the GPU, and vLLM's names of blocks, as events publish them.
+"""Changes of blocks below the GPU and vLLM's names of blocks, for KV events.
 
 Cost: none.
 """
@@ -16,13 +16,13 @@ __all__ = ["Change", "Extra", "Naming"]
 
 
 class Extra(NamedTuple):
-    """The facts in a block's hash other than its tokens.
+    """The facts in a block's hash in addition to its tokens.
 
     Attributes:
         lora_id: vLLM's number of the adapter.
         lora_name: its name.
-        keys: salt, adapter and images of each of its hashes, as vLLM's events have them; empty if
-            none has any.
+        keys: salt, adapter and images of each of its hashes, in the form of vLLM's events. Empty
+            if no hash has any.
     """
 
     lora_id: int | None = None
@@ -34,25 +34,25 @@ class Naming(Protocol):
     """vLLM's names of blocks."""
 
     def hash(self, parent: bytes | None, tokens: Sequence[int]) -> bytes:
-        """Return the hashes of a block of tokens alone, one after the other."""
+        """Return the concatenated hashes of a block of plain tokens."""
         ...
 
     def facts(self, request: Request, start: int, end: int) -> Extra:
-        """Return the facts of a request's block other than its tokens."""
+        """Return the facts of a request's block in addition to its tokens."""
         ...
 
 
 class Change(NamedTuple):
-    """A block that came whole to a tier, or that is whole there no more.
+    """A block newly complete on a tier, or no longer complete there.
 
     Attributes:
-        stored: whether it came.
+        stored: whether it is newly complete.
         tier: index of the tier.
         group: index of the group of layers.
-        hash: vLLM's hashes of it, one after the other.
-        parent: those of the block before it; None for a first one.
+        hash: vLLM's hashes of it, concatenated.
+        parent: the hashes of the block before it, or None for a first block.
         tokens: its tokens.
-        extra: the facts in its hash other than its tokens.
+        extra: the facts in its hash in addition to its tokens.
     """
 
     stored: bool

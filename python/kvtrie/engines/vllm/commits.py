@@ -1,8 +1,8 @@
-"""Commits: blocks that running requests fill, from the step that fills them to the manager.
+"""Commits: reports the blocks filled by running requests to the manager.
 
-Invariant: a block is committed only after every rank has finished the step that fills it, and while
-the request has its slot. Cost: a comparison per running request and step, and a commit for each
-that has filled blocks.
+Invariant: a block is committed only after every rank has finished the step filling it, and while
+the request owns its slot. Cost: a comparison per running request and step, and a commit per
+request with full blocks.
 """
 
 from __future__ import annotations
@@ -24,37 +24,36 @@ __all__ = ["Commits"]
 
 @dataclass(slots=True)
 class _Planned:
-    """A step in flight and the requests whose blocks it fills."""
+    """A step in flight and its requests with blocks to fill."""
 
     step: int
     rows: list[tuple[RunningRequest, int]]
 
 
 class Commits:
-    """The blocks of running requests that are not committed yet.
+    """The uncommitted blocks of running requests.
 
     Attributes:
-        taken_back: whether stores may still read blocks that vLLM has taken back since the last
-            orders.
+        taken_back: whether stores may still read blocks taken back by vLLM since the last orders.
     """
 
     def __init__(self, cache: ServedCache, requests: Requests) -> None:
         self._cache, self._requests = cache, requests
         self._planned: deque[_Planned] = deque()
-        self._due: dict[RunningRequest, None] = {}  # that have full blocks, oldest first
-        self._new: set[int] = set()  # blocks that were committed for the next orders
-        self._stored = 0  # of those, with the step that filled them
-        self._finished = -1  # the last step that every rank has finished
-        self._seen = -1  # the last one of which blocks were committed
+        self._due: dict[RunningRequest, None] = {}  # with full blocks, oldest first
+        self._new: set[int] = set()  # blocks committed for the next orders
+        self._stored = 0  # blocks of `_new` stored during the step filling them
+        self._finished = -1  # the last step finished by every rank
+        self._seen = -1  # the last step with its blocks committed
         self.taken_back = False
 
     def plan(self, rows: list[tuple[RunningRequest, int]]) -> None:
-        """Note the positions up to which the next step will have filled blocks of requests."""
+        """Record how far the next step fills the blocks of requests."""
         if rows:
             self._planned.append(_Planned(self._cache.step, rows))
 
     def finished(self, step: int) -> None:
-        """Blocks that steps up to one have filled are due."""
+        """Make the blocks filled by steps up to `step` due for a commit."""
         self._finished = max(self._finished, step)
         while self._planned and self._planned[0].step <= step:
             for run, upto in self._planned.popleft().rows:
@@ -70,7 +69,7 @@ class Commits:
         self._seen = self._finished
 
     def let_go(self, now: int) -> list[int]:
-        """End the leases of runs that left; the moves that still use their slots."""
+        """End the leases of leaving runs. Return the moves still using their slots."""
         released: list[int] = []
         for run in self._requests.leaving:
             with self._cache.boundary.contained(run.request.request_id):
@@ -85,7 +84,7 @@ class Commits:
         return released
 
     def _commit(self, run: RunningRequest, now: int) -> None:
-        """Commit the full blocks that finished steps have written; the rest stays due."""
+        """Commit the full blocks written by finished steps. Later blocks stay due."""
         cache, size = self._cache, self._cache.size
         states, run.states = run.states, [one for one in run.states if one[0] > self._finished]
         if not cache.identity.settled_for(run.request):
@@ -98,14 +97,14 @@ class Commits:
             return
         begin = run.lease.tokens
         for step, group, place, slot in states:
-            # vLLM gives the block away after the next step.
+            # vLLM frees the block after the next step.
             if self._seen < step <= self._finished and begin <= place * size < upto:
                 run.lease.bind(place, [slot], group)
         run.forget_parted(begin // size)
         new = run.sequence.read()[begin:upto]
         committed = run.lease.commit(np.ascontiguousarray(new), now=now)
         self.learn(run, begin // size)
-        if run.shares:  # tiers that the next server finds are to name its tenant too
+        if run.shares:  # record its tenant on tiers kept for the next server
             cache.use(run.lease)
         self._new.update(committed.new.tolist())
         self._stored += committed.ahead
@@ -116,9 +115,9 @@ class Commits:
             self._due.pop(run, None)
 
     def learn(self, run: RunningRequest, first: int, *, only_missing: bool = False) -> None:
-        """Note vLLM's hashes of a run's blocks, from one on, for events."""
+        """Record vLLM's hashes of a run's blocks from index `first` on, for events."""
         published = self._cache.published
-        # vLLM's hashes of a block that tenants share differ by tenant, as those of its parent do.
+        # vLLM's hashes of a shared block and of its parent differ by tenant.
         if published is None or run.shares:
             return
         if published.nameless or not only_missing:
@@ -127,7 +126,7 @@ class Commits:
             published.learn(run.request, handles, first, self._cache.size, weights=weights)
 
     def count_unstored(self, parts: list[Moves]) -> None:
-        """Count the blocks committed for the next orders that no store takes to host memory.
+        """Count the newly committed blocks without a store to host memory.
 
         Args:
             parts: the moves of these orders.

@@ -1,7 +1,7 @@
-"""KvtrieConnector: the class that vLLM makes in its scheduler and in each of its workers.
+"""KvtrieConnector: the connector class, created by vLLM in its scheduler and in each worker.
 
-It only translates: vLLM's calls become those of a `SchedulerConnector` or a `WorkerConnector`. All
-that is used of vLLM is here and named in `surface`.
+It only translates vLLM's calls into calls of a `SchedulerConnector` or a `WorkerConnector`. Names
+used of vLLM are listed in `surface`.
 Cost: attribute look-ups.
 """
 
@@ -56,11 +56,11 @@ if TYPE_CHECKING:
 
 __all__ = ["KvtrieConnector"]
 
-_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
+_LOG = logging.getLogger("vllm.kvtrie")  # below vLLM's logger, for its handlers
 
 
 class _Orders(KVConnectorMetadata):
-    """Orders of one step, from the scheduler to the workers."""
+    """Orders of a step, from the scheduler to the workers."""
 
     def __init__(self, orders: StepOrders) -> None:
         self.orders = orders
@@ -72,8 +72,8 @@ class _News(KVConnectorWorkerMetadata):
     def __init__(self, news: dict[int, StepNews]) -> None:
         self.news = news
 
-    def aggregate(self, other: _News) -> _News:  # pyright: ignore[reportIncompatibleMethodOverride] - vLLM gives it its own kind
-        """The news of both."""
+    def aggregate(self, other: _News) -> _News:  # pyright: ignore[reportIncompatibleMethodOverride] - vLLM passes the same class
+        """Merge the reports of two groups of ranks."""
         return _News(self.news | other.news)
 
 
@@ -85,7 +85,7 @@ class _Handshake(KVConnectorHandshakeMetadata):
 
 
 class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
-    """Keeps a server's KV in host memory and on disk; `docs/vllm.md` has the settings."""
+    """Keeps a server's KV in host memory and on disk. `docs/vllm.md` has the settings."""
 
     def __init__(self, vllm_config: VllmConfig, role: Any, kv_cache_config: KVCacheConfig) -> None:  # noqa: ANN401
         super().__init__(vllm_config, role, kv_cache_config)
@@ -123,19 +123,19 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Nothing has to be delivered: a block that was not stored is computed again."""
+        """Return False: vLLM can recompute a block if its store fails."""
         return False
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """Layers can wait for their blocks only between the pieces of a graph."""
+        """Return whether loads are layerwise: layers wait only between the pieces of a graph."""
         return bool(extra_config.get("use_layerwise", extra_config.get("layerwise", False)))
 
     # ---------------------------------------------------------------------- the scheduler process
 
     @property
     def scheduler(self) -> SchedulerConnector:
-        """The part of the connector that runs in the scheduler's process.
+        """The connector's part in the scheduler's process.
 
         Raises:
             ConfigError: not every worker has reported its tiers.
@@ -145,7 +145,7 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """Take in what the workers' tiers are, by pipeline stage and tensor-parallel rank."""
+        """Receive the workers' tiers, by pipeline stage and tensor-parallel rank."""
         wide, ranks = self._model.shape.tp, self._model.ranks
         opened = {stage * wide + rank: one.opened for (stage, rank), one in metadata.items()}
         if len(opened) != ranks:
@@ -169,7 +169,7 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
         if self._settings.control is not None:
             self._control = self._open_control(self._settings.control, self._scheduler)
         watch(self)
-        # Servers that share encoder outputs find them by vLLM's names of inputs.
+        # A shared cache of encoder outputs looks them up by vLLM's names of inputs.
         if self._vllm_config.ec_transfer_config is None:
             name_media(self)
 
@@ -216,12 +216,12 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
         return ControlSocket(control_path(path, rank, several=several), engine)
 
     def doubt_weights(self) -> None:
-        """Have the workers name their weights again before anything is found or kept."""
+        """Make the workers hash their weights again before any lookup or commit."""
         if self._scheduler is not None:
             self._scheduler.cache.identity.doubt()
 
     def doubt_adapters(self) -> None:
-        """Have the workers name their adapters before a request of one is matched."""
+        """Make the workers hash their adapters before a request with an adapter is matched."""
         if self._scheduler is not None:
             self._scheduler.cache.identity.doubt(weights=False)
 
@@ -232,20 +232,20 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[int | None, bool]:
         """Return the tokens found after vLLM's own hit, and whether the request waits for them.
 
-        With several groups of layers it does: vLLM takes no report of a failed block then. With one
-        group loads precede the step that reads.
+        A request waits with several groups of layers, because vLLM then accepts no report of a
+        failed block. With a single group, loads precede the step reading them.
         """
         found = self.scheduler.match(request, num_computed_tokens)
         return found, bool(found) and len(self._model.groups) > 1
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:  # noqa: ARG002
-        """Return the groups that a load writes, whose new blocks vLLM need not zero."""
+        """Return the groups written by a load: vLLM need not zero their new blocks."""
         return tuple(group.number for group in self._model.groups)
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        """Take note of a request's blocks."""
+        """Record the blocks allocated to a request, and start its loads."""
         tables = cast("tuple[list[int], ...]", blocks.get_block_ids())
         served = [tables[group.number] for group in self._model.groups]
         self.scheduler.admit(request, served, num_external_tokens)
@@ -255,7 +255,7 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
         request: Request,
         num_external_tokens: int,
     ) -> dict[CacheHitSource, int]:
-        """Tokens of a hit by tier; vLLM asks from 0.32 on."""
+        """Return the tokens of a hit by tier. vLLM calls this from 0.32 on."""
         from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
         host, disk, store = self.scheduler.sources(request.request_id, num_external_tokens)
@@ -267,11 +267,11 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
         return {source: tokens for source, tokens in found.items() if tokens}
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> _Orders:
-        """The orders of a step."""
+        """Return the orders of a step."""
         return _Orders(self.scheduler.orders(scheduler_output))
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Take in the workers' news of a step."""
+        """Receive the workers' reports of a step."""
         news = cast("_News | None", connector_output.kv_connector_worker_meta)
         if news is not None:
             self.scheduler.on_reports(news.news)
@@ -281,11 +281,10 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
         request: Request,
         block_ids: tuple[list[int], ...],  # noqa: ARG002
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Let go of a request; its blocks are vLLM's at once.
+        """End a request. vLLM may reuse its blocks at once.
 
         Returns:
-            False, and parameters for the answer of a request that asks why its tokens were
-            computed.
+            False, and the miss report for a request with a `why` hint, or None.
         """
         why = self.scheduler.end(request)
         if why is None:
@@ -294,7 +293,7 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
         return False, {"kvtrie": {"why": why, **about}}
 
     def has_pending_push_work(self) -> bool:
-        """Whether steps are wanted that compute nothing, for stores and events."""
+        """Return whether stores or events need steps even if nothing is computed."""
         reset = self._resets is not None and self._resets.pending
         return reset or self.scheduler.busy
 
@@ -304,7 +303,7 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
             self._resets = EngineResets(gpu_block_pool)
 
     def reset_cache(self) -> bool:
-        """Forget what host and disk hold; of a pause or a sleep, only what vLLM's memory holds."""
+        """Forget all blocks, or for a pause or a sleep only the blocks in vLLM's memory."""
         return self.scheduler.pause() if pauses() else self.scheduler.reset()
 
     def take_events(self) -> Iterable[Any]:
@@ -314,18 +313,18 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
         return events_of(changes, self._model, self._event_groups) if changes else ()
 
     def get_kv_connector_stats(self) -> KvtrieStats | None:
-        """Return the scheduler's metrics, at most once a second; workers have none."""
+        """Return the scheduler's metrics at most once a second, or None. Workers have none."""
         counts = None if self._scheduler is None else self._scheduler.counts(self._counts)
         return None if counts is None else KvtrieStats(counts)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KvtrieStats:
-        """Statistics out of what was sent from another process."""
+        """Build statistics from data of the scheduler's process."""
         return KvtrieStats(data or {})
 
     @classmethod
     def build_prom_metrics(cls, *args: Any, **kwargs: Any) -> KvtrieProm:  # noqa: ANN401 - vLLM's
-        """The metrics that a server exports."""
+        """Build the Prometheus metrics of a server."""
         return KvtrieProm(*args, **kwargs)
 
     # ------------------------------------------------------------------------- the worker process
@@ -369,7 +368,10 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
         )
 
     def unregister_kv_caches(self) -> None:
-        """End the copies of vLLM's memory, which sleep unmaps; its addresses stay. From 0.33 on."""
+        """End the copies before a sleep unmaps vLLM's memory. vLLM calls this from 0.33 on.
+
+        The addresses stay valid.
+        """
         if self._worker is not None:
             self._worker.drain()
 
@@ -386,24 +388,24 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
         return _Handshake(opened)
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:  # noqa: ANN401 - vLLM's own
-        """Copy out what the step may overwrite, before it touches anything."""
+        """Copy out blocks before the step can overwrite them."""
         self._mine.store(kv_connector_metadata.orders)
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:  # noqa: ANN401 - vLLM's own
-        """Begin a step."""
+        """Begin a step with its orders."""
         super().bind_connector_metadata(connector_metadata)
         self._mine.store(connector_metadata.orders)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
-        """Load what the step reads."""
+        """Load the blocks read by the step."""
         self._mine.load()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Load a layer that the step reads next."""
+        """Load the layer read next by the step."""
         self._mine.wait_for_layer(layer_name)
 
     def save_kv_layer(self, layer_name: str, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
-        """Store what the step has written of a layer; of half a batch at a time, not yet."""
+        """Store the newly written blocks of a layer. Split batches are stored at the step's end."""
         if not self._microbatched:
             self._mine.save_layer(layer_name)
 
@@ -412,19 +414,19 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
         self._mine.finish()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:  # noqa: ARG002
-        """Return the requests whose blocks were loaded, or could not be; from 0.32 on."""
+        """Return the requests with finished and with failed loads. From vLLM 0.32 on."""
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
         received, failed = self._mine.received()
         return KVConnectorTransferResults(finished_recving=received, failed_recving=failed)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Blocks that could not be loaded, of a model with one group of layers."""
+        """Return the blocks with failed loads, of a model with a single group of layers."""
         bad = self._mine.bad_slots()
         return bad if len(self._model.groups) == 1 else set()
 
     def build_connector_worker_meta(self) -> _News:
-        """This rank's news of the step."""
+        """Return this rank's reports of the step."""
         orders = cast("_Orders", self._get_connector_metadata()).orders
         return _News({self._rank: self._mine.news(idle=not orders.computes)})
 
@@ -439,5 +441,5 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
 
 
 def _about_format(figures: Sequence[FormatFigure]) -> dict[str, Any]:
-    """The narrowest format that found tokens may have had, which is the last one."""
+    """Return the figures of the narrowest stored format: the last, if any."""
     return {"format": figures[-1].as_dict()} if figures else {}

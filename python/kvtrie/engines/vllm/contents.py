@@ -1,7 +1,7 @@
-"""Digest of an object of vLLM's with its tensors: an adapter, or the processed media of a request.
+"""Digest of a vLLM object with its tensors: an adapter, or the processed media of a request.
 
-Invariant: equal contents have one digest in every process on one kind of device; the class and the
-place of an object do not count. Cost: a pass over the bytes of its tensors.
+Invariant: equal contents have equal digests in every process on the same kind of device. The class
+and the address of an object do not count. Cost: a pass over the bytes of its tensors.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _CODER = Encoding()
 
 
 def contents_digest(thing: object, without: Collection[str] = ()) -> tuple[bytes, int]:
-    """Return 32 bytes that change with any tensor, number or text in an object.
+    """Return a 32-byte digest of all tensors, numbers and texts in an object.
 
     Args:
-        thing: an object; its attributes, members and entries are followed.
-        without: attributes that are left out.
+        thing: an object. Its attributes, members and entries are followed.
+        without: attributes to leave out.
 
     Returns:
         The digest, and the number of tensors in it.
 
     Raises:
-        ConfigError: a part that has no canonical encoding, or a tensor that cannot be read.
+        ConfigError: a part has no canonical encoding, or a tensor cannot be read.
     """
     whole = hashlib.blake2b(digest_size=32)
     tensors: list[tuple[str, torch.Tensor]] = []
@@ -47,7 +47,7 @@ def contents_digest(thing: object, without: Collection[str] = ()) -> tuple[bytes
 
 
 def _values(name: str, thing: Any, without: Collection[str]) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - any part
-    """The tensors and plain values of an object, in a fixed order."""
+    """Yield the tensors and plain values of an object, in a fixed order."""
     parts: dict[str, Any]
     if isinstance(thing, dict):
         parts = {str(key): value for key, value in cast("dict[Any, Any]", thing).items()}

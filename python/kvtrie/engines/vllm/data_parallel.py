@@ -1,8 +1,8 @@
-"""The part of a disk or of kept memory that a data-parallel rank of a vLLM server has for itself.
+"""A data-parallel rank's own part of a disk or of kept memory, in a vLLM server.
 
-vLLM runs the ranks of a dense model as independent engines and hides their number from all but the
-first process, but it ends the engine's id with the rank wherever there are several.
-Cost: a look at the end of a text.
+vLLM runs the ranks of a dense model as independent engines and reports their number only to the
+first process. With several ranks, it ends the engine's id with the rank.
+Cost: a regular expression on a short text.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _RANK = re.compile(r"_dp\d+\Z")
 
 
 def part_of(engine: str | None, parallel: ParallelConfig | None = None) -> str:
-    """Return the name of a rank's part, as "dp-0"; "" where there is one rank only.
+    """Return the name of a rank's part, for example "dp-0", or "" with a single rank.
 
     Args:
         engine: vLLM's id of the engine.
-        parallel: the configuration, for an engine that an offline program starts as one of several.
+        parallel: the configuration, for a data-parallel engine in an offline program.
     """
     if found := _RANK.search(engine or ""):
         return f"dp-{found[0].removeprefix('_dp')}"

@@ -1,7 +1,7 @@
-"""DeviceReports: news of copies that a device has been given and may not have carried out yet.
+"""DeviceReports: reports of copies queued on a device, held back until the copies are done.
 
-Invariant: a report is returned once, and only when its event has passed; of one stream in order.
-Nothing waits for a device that computes. Cost: a query per batch of reports that waits.
+Invariant: a report is returned once, and only after its event. Reports of a stream stay in order.
+Nothing waits for a computing device. Cost: an event query per waiting batch of reports.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ __all__ = ["DeviceReports"]
 
 
 class DeviceReports:
-    """Reports that wait for copies of a device."""
+    """Reports of copies in flight on a device."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[torch.cuda.Event | None, list[MoveReport]]] = []
 
     def add(self, reports: list[MoveReport], event: torch.cuda.Event | None) -> None:
-        """Return these reports once the event has passed; None is one that has."""
+        """Add reports to return after the event, or at once if it is None."""
         if reports:
             self._waiting.append((event, reports))
 
     def take(self, *, wait: bool = False) -> list[MoveReport]:
-        """Return the reports whose copies are done.
+        """Return the reports with finished copies.
 
         Args:
-            wait: until all may be.
+            wait: wait for all copies.
         """
         done: list[MoveReport] = []
         left: list[tuple[torch.cuda.Event | None, list[MoveReport]]] = []

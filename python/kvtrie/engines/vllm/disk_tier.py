@@ -1,12 +1,12 @@
-"""KvtrieDiskTier: kvtrie's disk under vLLM's CPU cache, as a secondary tier of its manager.
+"""KvtrieDiskTier: kvtrie's disk below vLLM's CPU cache, as a secondary tier of vLLM's manager.
 
-It runs in the scheduler's process, on separate threads. Chunks belong to the weights that workers
-name on the `Board`. After a call that may have changed weights nothing is found or written until
-all workers have named them again; if they are others, until vLLM resets the cache, because its
-memory still has KV of the old ones.
-Invariant: the files take no more than their room; what is read is proved before vLLM hears that it
-is there, so a damaged chunk is a miss.
-Cost: a dictionary entry per chunk under way; vLLM's step waits for nothing.
+It runs in the scheduler's process, on separate threads. Chunks belong to the weights named by the
+workers on the `Board`. After a possible change of weights, all lookups miss and all stores fail
+until all workers have hashed their weights again. If the weights have changed, this lasts until
+vLLM resets its cache, because its memory still has KV of the old weights.
+Invariant: the files stay within their capacity. A chunk is verified before vLLM receives it, so a
+damaged chunk is a miss.
+Cost: a dictionary entry per chunk in flight. vLLM's step never waits.
 """
 
 from __future__ import annotations
@@ -53,30 +53,30 @@ if TYPE_CHECKING:
 
 __all__ = ["KvtrieDiskTier"]
 
-_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
+_LOG = logging.getLogger("vllm.kvtrie")  # below vLLM's logger, for its handlers
 
 
 class KvtrieDiskTier(SecondaryTierManager):
     """Chunks in the files of a folder, found again after a restart.
 
     Args:
-        offloading_spec: vLLM's, which says whose KV this is.
+        offloading_spec: vLLM's spec with the model's configuration.
         primary_kv_view: the chunks in host memory, a row each.
         tier_type: its name in the configuration.
-        path: the folder of the files; a data-parallel rank takes `dp-RANK` below it.
-        bytes: room of all files together, also as "200GB" or "25%" of the disk that is free; give
+        path: the folder of the files. A data-parallel rank uses `dp-RANK` below it.
+        bytes: capacity of all files together, also as "200GB" or "25%" of the free disk space. Give
             either this or `blocks`.
-        blocks: room in chunks.
-        durability: what a finished write survives, as in `Tier`.
-        threads: the number of copies that run at once.
+        blocks: capacity in chunks.
+        durability: the failures survived by a finished write, as in `Tier`.
+        threads: the number of concurrent copies.
         backpressure_detector: vLLM's own.
 
     Attributes:
-        boundary: counts requests whose chunks were not looked up, or whose use was not noted.
+        boundary: counts requests with a failed lookup or an unrecorded use.
 
     Raises:
-        ConfigError: no room for one chunk, a folder that another process writes to, or workers that
-            do not name their weights.
+        ConfigError: no room for a chunk, a folder in use by a different process, or workers without
+            named weights.
     """
 
     medium: ClassVar[Medium] = Medium.STORAGE
@@ -109,7 +109,7 @@ class KvtrieDiskTier(SecondaryTierManager):
         self._first = self._weights = combined(digests)
         self._settled = True  # whether the weights are known
         self._used = False  # whether requests came since vLLM's cache was empty
-        self._off = False  # whether vLLM's cache may have KV of other weights
+        self._off = False  # whether vLLM's cache may have KV of old weights
         self.locality = Locality.LOCAL
         self.disk = KeyedDisk(
             str(
@@ -130,24 +130,24 @@ class KvtrieDiskTier(SecondaryTierManager):
         self._lock = threading.Lock()
         self._under_way: set[Future[None]] = set()
         self._done: list[JobResult] = []
-        self._coming: dict[bytes, int] = {}  # keys whose store has not ended
+        self._coming: dict[bytes, int] = {}  # keys with unfinished stores
         self._events: list[OffloadingEvent] = []
         watch(self)
         name_media(self)
 
     def doubt_weights(self) -> None:
-        """Find and write nothing until all workers have named their weights again."""
+        """Stop lookups and stores until all workers have hashed their weights again."""
         with self._lock:
             self._board.ask()
             self._settled = False
 
     def doubt_adapters(self) -> None:
-        """Nothing: there are no adapters with a disk."""
+        """Do nothing: a disk tier refuses adapters."""
 
     def _serves(self) -> bool:
-        """Whether chunks can be found and written.
+        """Return whether lookups and stores are allowed.
 
-        From vLLM 0.33 on its threads that poll tiers ask too, while weights come into doubt.
+        From vLLM 0.33 on, its polling threads call this too, concurrently with `doubt_weights`.
         """
         with self._lock:
             if not self._settled and (digests := self._board.read()) is not None:
@@ -157,15 +157,15 @@ class KvtrieDiskTier(SecondaryTierManager):
             return self._settled and not self._off
 
     def _key(self, key: bytes, weights: bytes | None = None) -> bytes:
-        """A chunk's key under weights, those of now if none are given.
+        """Return a chunk's key under `weights`, by default the current weights.
 
-        The weights of the start are in the folder's meaning.
+        The weights at start are part of the folder's meaning instead.
         """
         weights = self._weights if weights is None else weights
         return key if weights == self._first else key + weights
 
     def lookup(self, key: bytes, req_context: ReqContext) -> LookupResult:
-        """Whether a chunk is here."""
+        """Return whether a chunk is on the disk."""
         self._used = True
         with self.boundary.contained(req_context.req_id):
             if not self._serves():
@@ -188,43 +188,43 @@ class KvtrieDiskTier(SecondaryTierManager):
         self._begin(self._store, job_metadata)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
-        """Read chunks into host memory, proved."""
+        """Read chunks into host memory and verify them."""
         self._begin(self._load, job_metadata)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
-        """The jobs that have ended since the last call."""
+        """Return the jobs finished since the last call."""
         with self._lock:
             done, self._done = self._done, []
         return done
 
     def has_pending_work(self) -> bool:
-        """Whether jobs run, or have ended and were not reported."""
+        """Return whether jobs are running or unreported."""
         with self._lock:
             return bool(self._under_way or self._done)
 
     def touch(self, keys: Collection[bytes], req_context: ReqContext) -> None:
-        """Note a use of chunks, in the order of their sequence."""
+        """Record a use of chunks, in the order of their sequence."""
         with self.boundary.contained(req_context.req_id):
             if self._serves():
                 self.disk.use(map(self._key, in_sequence(keys, req_context)))
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:  # noqa: ARG002
-        """Chunks may come one by one."""
+        """Return the default context: chunks may be loaded singly."""
         return RequestOffloadingContext()
 
     def drain_jobs(self) -> None:
-        """Wait until no copy touches host memory; vLLM empties its cache now."""
+        """Wait until no copy uses host memory. vLLM then empties its cache."""
         wait(list(self._under_way))
         self._used = self._off = False
 
     def take_events(self) -> Iterable[OffloadingEvent]:
-        """Chunks that were stored since the last call."""
+        """Return the chunks stored since the last call, as events."""
         with self._lock:
             events, self._events = self._events, []
         return events
 
     def shutdown(self) -> None:
-        """End the threads and give the folder back."""
+        """End the threads and close the folder."""
         self._threads.shutdown()
         self.disk.close()
         self._board.close()
@@ -296,7 +296,10 @@ class KvtrieDiskTier(SecondaryTierManager):
 
 
 def _meaning(spec: TieringOffloadingSpec) -> str:
-    """The form of a chunk's bytes; vLLM's keys name tokens and salt, the board the model."""
+    """Return the format of a chunk's bytes.
+
+    vLLM's keys cover tokens and salt, and the board covers the model.
+    """
     config = spec.config
     parallel = config.parallel
     ranks = (parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size)

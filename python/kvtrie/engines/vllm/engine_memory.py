@@ -1,7 +1,7 @@
-"""The memory that vLLM gives a worker, as a pool per group of layers.
+"""vLLM's KV memory in a worker, as a pool per group of layers.
 
-Invariant: with a format below it, K and V are ordered by token, head and number; else only vLLM
-knows what a byte means. Cost: with a format some kernel calls per layer, at start.
+Invariant: if a lower tier has its own format, the pool's K and V are in the order token, head,
+number. Otherwise the layout is opaque. Cost: with a format, some kernel calls per layer at start.
 """
 
 from __future__ import annotations
@@ -33,18 +33,17 @@ def engine_memory(
     engine: str,
     writer: Writer | None,
 ) -> EnginePool:
-    """Return the pool of a worker's tensors, that of the first group.
+    """Return the pool of the first group of a worker's tensors.
 
     Args:
-        settings: what the operator said.
-        model: the KV that is served.
-        tensors: vLLM's tensors by layer name; several for a recurrent layer.
+        settings: the operator's settings.
+        model: the served KV.
+        tensors: vLLM's tensors by layer name, several for a recurrent layer.
         engine: the engine's name, version and kind of memory.
-        writer: returns the kernel that writes tokens into the tensor of a layer.
+        writer: returns the kernel for writing tokens into the tensor of a layer.
 
     Raises:
-        ConfigError: tensors that do not fit the model, or a format below KV whose layout is not
-            known.
+        ConfigError: tensors of an unexpected shape, or a format below KV of an unknown layout.
     """
     names = [name for name in (settings.format, settings.disk_format) if name != "native"]
     pool: EnginePool | None = None

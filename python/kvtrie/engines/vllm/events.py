@@ -1,12 +1,11 @@
-"""PublishedBlocks: the blocks on host and disk that were published as KV events.
+"""PublishedBlocks: the blocks on host and disk published as KV events.
 
-A block is published under the hashes that vLLM gives it, when all of its layers have come to a
-tier, and taken back when any of them leaves. With several groups of layers, that is done for each
-group under the same hashes; a block of the first group is published only as long as a request can
-go on at its end or after it, because routers count the blocks of this group. A block whose hash is
-not known, and a block whose parent has not been published, waits for that. Hashes name no weights,
-so only blocks of the current weights are published, and those of others wait for theirs. vLLM
-publishes blocks in the GPU's memory itself.
+A block is published under vLLM's hashes when all of its layers are on a tier, and withdrawn when
+any layer leaves. With several groups of layers, each group is published under the same hashes.
+Routers count the blocks of the first group. So a block of this group is published only while a
+request can resume at its end or later. A block waits for its hash and for the publication of its
+parent. Hashes include no weights, so only blocks of the current weights are published and the
+blocks of old weights wait. vLLM itself publishes the blocks in the GPU's memory.
 Invariant: no child is published before its parent of the first group. Cost: a dictionary entry and
 the tokens per block, group and tier, a hash per block, and a step per event of the manager.
 """
@@ -39,7 +38,7 @@ _PLAIN = Extra(), ""
 
 
 class _Waiting(NamedTuple):
-    """A block that is whole on a tier and not published."""
+    """An unpublished block, complete on a tier."""
 
     tier: int
     group: int
@@ -49,26 +48,26 @@ class _Waiting(NamedTuple):
 
 
 def _restored(place: tuple[int, int, bytes], parent: bytes, tokens: bytes) -> _Waiting:
-    """A published block, which waits again."""
+    """Return a published block as a waiting block."""
     return _Waiting(*place, parent, array("I", tokens).tolist())
 
 
 class PublishedBlocks:
-    """The books of what was published.
+    """Tracks the published blocks.
 
     Args:
         layers: layers of a whole block, by group.
-        naming: vLLM's names of blocks; None computes no hash.
-        root: the parent key of first blocks that are named by tokens alone.
-        images: keys of blocks with images, of those found at start.
-        last: the last tier whose blocks are published.
+        naming: vLLM's names of blocks, or None to compute no hash.
+        root: the parent key of first blocks named by tokens alone.
+        images: keys of blocks with images found at start.
+        last: the last published tier.
         hashes: the number of vLLM's hashes of a block.
-        needs: as `BlockManager.resume_needs`, for several groups; None publishes all blocks.
+        needs: as `BlockManager.resume_needs`, for several groups. None publishes all blocks.
 
     Attributes:
-        missed: events that the manager overwrote before they were taken.
-        unknown: blocks that were not published when they came, for want of a hash.
-        weights: the name of the weights whose blocks are published.
+        missed: events overwritten by the manager before they were read.
+        unknown: blocks not published on arrival, because their hash was unknown.
+        weights: the name of the published blocks' weights.
     """
 
     def __init__(
@@ -87,14 +86,14 @@ class PublishedBlocks:
         self._resident = ResidentLayers()
         self._borders = None if needs is None else Borders(needs)
         self._hashes: dict[bytes, bytes] = {}
-        self._extras: dict[bytes, tuple[Extra, str]] = {}  # and the name of other weights
+        self._extras: dict[bytes, tuple[Extra, str]] = {}  # and the name of changed weights
         self.weights = ""
         self._firsts: set[bytes] = set()  # parents of first blocks: no block has these keys
         self._new: dict[
             int, tuple[bytes, Extra, bool, str]
         ] = {}  # by handle, until the next `take`
         self._nameless: dict[int, bytes] = {}
-        # Of blocks found at start: the keys of those that tokens alone name, and those with images.
+        # Blocks found at start: keys of blocks named by tokens alone, and of blocks with images.
         self._plain: tuple[set[bytes], Collection[bytes]] = {root}, images
         # The parent's key and the tokens by place: tier, group and key.
         self._published: dict[tuple[int, int, bytes], tuple[bytes, bytes]] = {}
@@ -111,14 +110,14 @@ class PublishedBlocks:
     def learn(
         self, request: Request, handles: Sequence[int], first: int, size: int, *, weights: str = ""
     ) -> None:
-        """Note the hashes that vLLM gives the blocks of a request.
+        """Record vLLM's hashes of the blocks of a request.
 
         Args:
             request: the request.
             handles: handles of its blocks from `first` on.
             first: the index of the first of them.
             size: tokens of a block.
-            weights: the name of the weights that they were computed with.
+            weights: the name of the weights they were computed with.
         """
         per, hashes = self._per, request.block_hashes
         for at, handle in enumerate(handles[: max(0, len(hashes) // per - first)], first):
@@ -131,7 +130,7 @@ class PublishedBlocks:
         """Yield the changes to publish, in order.
 
         Args:
-            events: events of residency, as the manager gave them.
+            events: the manager's events of residency.
         """
         for event in events:
             number, key, parent = event.number, event.key, event.parent
@@ -160,7 +159,7 @@ class PublishedBlocks:
         self._new, self._plain = {}, (set[bytes](), ())
 
     def again(self) -> Iterator[Change]:
-        """Take all back and publish it again: readers may have forgotten it, or only some."""
+        """Withdraw all blocks and publish them again: readers may have forgotten some."""
         yield from self._removed()
         published, self._published = self._published, {}
         self._shown.clear()
@@ -168,10 +167,10 @@ class PublishedBlocks:
             yield from self._publish(_restored(place, *kept))
 
     def change_weights(self, weights: str) -> Iterator[Change]:
-        """Take back the blocks of the weights so far, and publish those of others.
+        """Withdraw the blocks of the old weights, and publish the blocks of the new weights.
 
         Args:
-            weights: the name of the weights that are current now.
+            weights: the name of the new weights.
         """
         self.weights = weights
         yield from self.again()
@@ -179,7 +178,7 @@ class PublishedBlocks:
             yield from self._publish(each)
 
     def clear(self) -> Iterator[Change]:
-        """Take all back."""
+        """Withdraw all blocks and forget them."""
         yield from self._removed()
         missed, unknown, number, weights = self.missed, self.unknown, self._next, self.weights
         last, per, needs = self._last, self._per, self._borders and self._borders.needs
@@ -191,7 +190,7 @@ class PublishedBlocks:
             yield Change(False, *shown, None, [], Extra())  # noqa: FBT003 - a named tuple's field
 
     def _name(self, event: Event, key: bytes, parent: bytes) -> None:
-        """Find the hash of a block that comes."""
+        """Look up or compute the hash of an arriving block."""
         if key in self._hashes or event.kind != "stored":
             return
         if (new := self._new.get(event.block)) is not None:
@@ -210,24 +209,24 @@ class PublishedBlocks:
             self._nameless[event.block] = key
 
     def _note_name(self, key: bytes, name: bytes, extra: Extra, first: bool, weights: str) -> bool:  # noqa: FBT001 - fields of a tuple
-        """Note the hash of a block and what belongs to it; return whether it is a first block."""
+        """Record a block's hash, facts and weights. Return whether it is a first block."""
         self._hashes[key] = name
         if any(extra) or weights:
             self._extras[key] = extra, weights
         return first
 
-    def _name_late(self, key: bytes, *new: Any) -> Iterator[Change]:  # noqa: ANN401 - as `_new` has them
-        """Publish what waits for the hash of a block."""
+    def _name_late(self, key: bytes, *new: Any) -> Iterator[Change]:  # noqa: ANN401 - a row of `_new`
+        """Publish the blocks waiting for the hash of a block."""
         first = self._note_name(key, *new)
         for each in list(self._waiting.pop(key, {}).values()):
-            if first and each.key == key:  # the others are its children
+            if first and each.key == key:  # else a child of it
                 self._firsts.add(each.parent)
                 if self._borders is not None:
                     yield from self._turn(self._borders.begin(key))
             yield from self._publish(each)
 
     def _publish(self, block: _Waiting) -> Iterator[Change]:
-        """Publish a block and all that waited for it; or let it wait."""
+        """Publish a block and the blocks waiting for it, or let it wait."""
         ready = [block]
         while ready:
             one = ready.pop()
@@ -253,7 +252,7 @@ class PublishedBlocks:
             ready += self._waiting.pop(one.key, {}).values()
 
     def _turn(self, keys: Iterable[bytes]) -> Iterator[Change]:
-        """Publish blocks of the first group that are of use now, and take others back."""
+        """Publish the newly covered blocks of the first group, and withdraw uncovered blocks."""
         for key in keys:
             for each in list(self._waiting.pop(_BORDER + key, {}).values()):
                 yield from self._publish(each)
@@ -264,7 +263,7 @@ class PublishedBlocks:
                     self._waiting.setdefault(_BORDER + key, {})[place] = one
 
     def _is_useless(self, block: _Waiting) -> bool:
-        """Whether it is of the first group and no request can go on after it."""
+        """Return whether a block of the first group is not covered by a border."""
         return self._borders is not None and not (
             block.group or self._borders.is_covered(block.key)
         )
@@ -273,7 +272,7 @@ class PublishedBlocks:
         return any((tier, 0, key) in self._published for tier in (1, 2))
 
     def _withdraw(self, block: _Waiting) -> Iterator[Change]:
-        """Take a block back, if it was published."""
+        """Withdraw a published block, or end the wait of an unpublished block."""
         place = block[:3]
         if self._published.pop(place, None) is None:
             weights = _WEIGHTS + self._extras.get(block.key, _PLAIN)[1].encode()

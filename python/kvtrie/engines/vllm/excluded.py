@@ -1,10 +1,10 @@
-"""The reviewed list of fields and variables that cannot change KV, each with the reason.
+"""The reviewed list of fields and variables without effect on KV, each with the reason.
 
-The name of stored KV covers every other field of vLLM's configuration, so a field that a new
-version of vLLM adds is part of the name until it is listed here.
-Invariant: a field is listed only if no value of it changes the KV of a token sequence, or if what
-it changes is part of the name in another place, which the reason names.
-Cost: none; the list is data.
+The name of stored KV covers all unlisted fields of vLLM's configuration. So a field added by a new
+version of vLLM is part of the name until it is listed here.
+Invariant: a field is listed only if none of its values changes the KV of a token sequence, or if
+its effect is part of the name elsewhere, as stated in the reason.
+Cost: none, the list is data.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ REASONS: Mapping[str, tuple[str, ...]] = {
         "ModelConfig._supports_multimodal_inputs_cache",
     ),
     "what is sampled from the output, which writes no KV by itself": (
-        "ModelConfig.seed",  # weights of load_format "dummy" have it in their digest
+        "ModelConfig.seed",  # included in the weights' digest if load_format is "dummy"
         "ModelConfig.return_sampling_mask",
         "ModelConfig.max_logprobs",
         "ModelConfig.logprobs_mode",
@@ -122,9 +122,9 @@ REASONS: Mapping[str, tuple[str, ...]] = {
         "CompilationConfig.compilation_time",
         "CompilationConfig.encoder_compilation_time",
         "CompilationConfig.traced_files",
-        "CompilationConfig.enabled_custom_ops",  # counters; see `module_state`
+        "CompilationConfig.enabled_custom_ops",  # counters, see `module_state`
         "CompilationConfig.disabled_custom_ops",
-        "CompilationConfig.static_forward_context",  # the layers; see `module_state`
+        "CompilationConfig.static_forward_context",  # the layers, see `module_state`
         "CacheConfig.effective_attention_block_size",  # follows from `block_size` and the kernel
         "ModelConfig.original_max_model_len",  # `max_model_len` is part of the name
     ),

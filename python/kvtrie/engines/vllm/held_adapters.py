@@ -1,12 +1,12 @@
-"""HeldAdapters: the adapters that one worker of vLLM holds, named by their tensors.
+"""HeldAdapters: the adapters loaded in a worker of vLLM, named by their tensors.
 
-`RankIdentity` answers the scheduler's questions about them, and about the weights.
+`RankIdentity` answers the scheduler's questions about adapters and weights.
 
-vLLM reads an adapter's files when a step first needs it, when a call loads it, and again after it
-was evicted; it keeps the old adapter if a load fails. So the name is the digest of the tensors that
-its adapter manager holds, and not of any file.
-Invariant: `digests` names what the next step computes with, unless that step loads an adapter.
-Cost: a look at each held adapter per step; a pass over the tensors of one that is new.
+vLLM reads an adapter's files on first use, on an explicit load, and again after an eviction. It
+keeps the old adapter if a load fails. So the name is the digest of the tensors in vLLM's adapter
+manager, and not of any file.
+Invariant: `digests` names the adapters of the next step, unless this step loads an adapter.
+Cost: a comparison per held adapter and step, and a pass over the tensors of a new adapter.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
 
 __all__ = ["HeldAdapters", "RankIdentity"]
 
-_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
+_LOG = logging.getLogger("vllm.kvtrie")  # below vLLM's logger, for its handlers
 _IDENTITY = ("id", "module_name")
-"""Attributes that say which adapter it is, and not what it computes."""
+"""Attributes naming the adapter, without effect on its output."""
 
 
 class HeldAdapters:
-    """The adapters of one worker.
+    """The adapters of a worker.
 
     Args:
-        models: the models of the worker; those with adapters have vLLM's manager of them.
+        models: the models of the worker. A model with adapters has vLLM's adapter manager.
     """
 
     def __init__(self, models: Iterable[torch.nn.Module]) -> None:
         managers = [getattr(model, "lora_manager", None) for model in models]
         self._managers: list[Any] = [each for each in managers if each is not None]
-        # At start: vLLM freezes its objects later, and the collector does not list them any more.
+        # Only at start: vLLM later freezes its objects, and the collector no longer lists them.
         self._loaders = _loaders(self._managers) if self._managers else []
         self._named: dict[int, tuple[list[ref[Any]], bytes]] = {}
         self._failed: set[int] = set()
 
     def digests(self) -> dict[int, bytes]:
-        """Return the name of each adapter by vLLM's number; empty for one that cannot be loaded."""
+        """Return the digest of each adapter by vLLM's number, or b"" if it cannot be loaded."""
         held: dict[int, list[Any]] = {}
         for manager in self._managers:
             for ident, adapter in manager.list_adapters().items():
@@ -68,11 +68,11 @@ class HeldAdapters:
         )
 
     def forget(self) -> None:
-        """Read all tensors again at the next call of `digests`: they may have been written to."""
+        """Read all tensors again at the next call of `digests`: they may have changed."""
         self._named, self._failed = {}, set()
 
     def load(self, request: LoRARequest) -> None:
-        """Have vLLM load an adapter that a request waits for, as its step would."""
+        """Load an adapter through vLLM's own loader for a waiting request."""
         self._failed.discard(request.lora_int_id)
         held = [request.lora_int_id in manager.list_adapters() for manager in self._managers]
         if held and all(held) and not request.load_inplace:
@@ -88,12 +88,12 @@ class HeldAdapters:
 
 
 class RankIdentity:
-    """Answers of one rank about the weights and adapters that it computes with.
+    """Answers of a rank about its weights and adapters.
 
     Args:
         rank: the rank.
         weights: returns the digest of the weights.
-        adapters: the adapters; None if its models take none.
+        adapters: the adapters, or None if its models take none.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class RankIdentity:
         self._expected: list[Expected] = []
 
     def ask(self, orders: StepOrders) -> None:
-        """Take in a step's questions, and load the adapters that requests wait for."""
+        """Receive a step's questions, and load the adapters of waiting requests."""
         self._expected = orders.expected
         if orders.weights != self._question:
             self._question = orders.weights
@@ -120,13 +120,13 @@ class RankIdentity:
             self.adapters.load(request)
 
     def answer(self, news: StepNews) -> None:
-        """Add the digest that was asked for, and adapters that are not those reported last."""
+        """Add the requested digest of the weights, and the adapters if they have changed."""
         news.weights, self._answer = self._answer, None
         if (now := (self._asked_adapters, self._held())) != self._reported:
             self._reported = news.adapters = now
 
     def of_others(self) -> list[tuple[list[int], str]]:
-        """Return slots and requests whose loads are of another adapter than the step has."""
+        """Return slots and requests of loads under a different adapter than the step's."""
         expected, self._expected = self._expected, []
         held = self._held() if expected else {}
         return [
@@ -140,7 +140,7 @@ class RankIdentity:
 
 
 def _name(adapters: list[Any]) -> bytes:
-    """The digest of adapters of one number; empty if a part of one cannot be digested."""
+    """Return the digest of the adapters of a number, or b"" if a part cannot be hashed."""
     try:
         return contents_digest(adapters, without=_IDENTITY)[0]
     except ConfigError as error:
@@ -149,7 +149,7 @@ def _name(adapters: list[Any]) -> bytes:
 
 
 def _loaders(managers: list[Any]) -> list[Any]:
-    """The objects of this process through which vLLM's runner loads into managers of adapters."""
+    """Return vLLM's loader objects of these adapter managers in this process."""
     from vllm.lora.worker_manager import WorkerLoRAManager
 
     found = [each for each in gc.get_objects() if issubclass(type(each), WorkerLoRAManager)]

@@ -1,10 +1,10 @@
 """Hints of a vLLM request: its priority, its ranges and its envelope, as hints of the manager.
 
-vLLM carries an envelope `kv_hints` of actions, each with a type, a version and a payload, and does
-not interpret them. Four types are supported: `kv.retain`, `kv.release` (also called
-`kv.deref`), `kv.prefetch` and `kv.progress`, of version 1.
-Invariant: a hint is soft; an invalid action is named in `strange`, and the others apply. Cost:
-a hint per action and range, once per request.
+vLLM passes on an envelope `kv_hints` of actions, each with a type, a version and a payload, without
+interpreting it. Four types are supported: `kv.retain`, `kv.release` (also called `kv.deref`),
+`kv.prefetch` and `kv.progress`, of version 1.
+Invariant: a hint is soft. An invalid action is reported in `strange`, and the valid actions apply.
+Cost: a hint per action and range, once per request.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["EnvelopeHints", "envelope_hints", "envelope_ranges", "priority_hint", "range_hints"]
 
 _PLAIN, _HIGHEST = 35, 100
-_ITS_OWN = "the session of the request"  # if the caller does not know its name
+_ITS_OWN = "the session of the request"  # for a caller without its name
 _SERVED = ("kv.retain", "kv.prefetch", "kv.progress")
 _RELEASES = ("kv.release", "kv.deref")
 _RANGE = ("start", "end", "priority", "duration", "covers_output")
@@ -47,8 +47,8 @@ class EnvelopeHints:
 
     Attributes:
         hints: for the manager, at once.
-        end: whether the request's session is over with it.
-        strange: what could not be served, and why.
+        end: whether the session ends with this request.
+        strange: the invalid actions and the reasons.
     """
 
     hints: list[Hint] = field(default_factory=list["Hint"])
@@ -63,14 +63,14 @@ def envelope_hints(
     session: str | None,
     now: int = 0,
 ) -> EnvelopeHints:
-    """The advice of a request's envelope.
+    """Return the hints in a request's envelope.
 
     Args:
         envelope: with `actions`, each with an `action_type`, an `action_version` and a `payload`.
         tokens: the request's prompt.
         scope: the scope of its blocks.
-        session: the conversation that it belongs to.
-        now: the time from which the deadline of a prefetch counts.
+        session: its session.
+        now: the start of a prefetch's deadline.
     """
     advice = EnvelopeHints()
     actions = cast("object", envelope.actions)
@@ -90,13 +90,13 @@ def envelope_hints(
 
 
 def envelope_ranges(envelope: KvHintsEnvelope) -> tuple[list[RetainedRange], list[str]]:
-    """The ranges of a request's prompt that its envelope keeps, where keys are opaque.
+    """Return the prompt ranges retained by an envelope, for a cache with opaque keys.
 
-    A release of the request's session gives the prompt the lowest priority. Other sessions are
-    unknown there, and no block can be prefetched.
+    A release of the request's session gives the prompt the lowest priority. Hints on further
+    sessions and prefetches are not supported there.
 
     Returns:
-        The ranges, and what could not be served, and why.
+        The ranges, and the unsupported actions with the reasons.
     """
     advice = envelope_hints(envelope, np.zeros(0, np.uint32), None, _ITS_OWN)
     ranges = [RetainedRange(0, FAR, 0, None)] if advice.end else []
@@ -129,7 +129,7 @@ def _serve(
     if kind == "kv.retain":
         _check_keys(payload, ("scope", "directives"))
         owner = _session("scope", payload.get("scope")) or session
-        # All or nothing: a range that makes no sense takes its action along.
+        # All or nothing: an invalid range makes its whole action invalid.
         rows = few("directives", payload.get("directives") or (), MOST_RANGES)
         advice.hints += [_retain(row, tokens, scope, owner, session) for row in rows]
         return
@@ -199,7 +199,7 @@ def _retain(
         )
     if session is None or "start" in row or "end" in row:
         raise ConfigError("covers_output is said of a session's answers, without a range")
-    # Of the prompt it says no more than nothing: a range without a token.
+    # The prompt is not retained: an empty range.
     return Retain(
         session=session,
         scope=scope,
@@ -216,13 +216,13 @@ def range_hints(
     scope: Scope | None,
     owner: str | None,
 ) -> list[Retain]:
-    """Return the hints that keep ranges of a prompt.
+    """Return the hints for retaining ranges of a prompt.
 
     Args:
         ranges: the ranges.
         tokens: the request's prompt.
         scope: the scope of its blocks.
-        owner: the session, if it has one.
+        owner: its session, or None.
     """
     return [
         Retain(
@@ -241,10 +241,10 @@ def range_hints(
 def priority_hint(
     rank: int, tokens: NDArray[np.uint32], scope: Scope | None, owner: str | None
 ) -> Retain:
-    """Return the hint of a request's `priority`: vLLM serves lower ones first.
+    """Return the retention hint for a request's `priority`: vLLM serves low numbers first.
 
-    0 asks for nothing; each step below it keeps the prompt by one of kvtrie's 100 longer, above it
-    less long.
+    0 is the default priority. Each step below 0 raises kvtrie's priority (0 to 100) by 1, each step
+    above lowers it by 1.
     """
     priority = min(max(_PLAIN - rank, 0), _HIGHEST)
     return Retain(tokens=tokens.copy(), scope=scope, owner=owner, priority=priority)

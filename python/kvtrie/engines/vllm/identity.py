@@ -1,11 +1,11 @@
-"""Identity: the weights and the adapter that a request computes with, as the scheduler knows them.
+"""Identity: the weights and the adapter of each request, in the scheduler's process.
 
-Workers name their weights at start, and again when they are asked because a call of vLLM's may have
-changed them. Until all have answered nothing is found and nothing is committed.
-Invariant: KV of two identities never matches. Blocks in vLLM's memory that were written before a
-change are stale until a request of the new identity writes them: vLLM's own prefix cache knows an
-adapter by its name only and may still serve them, and a request that reads one stores nothing.
-Cost: a comparison per request and step; with adapters, see `Adapters`.
+Workers report the digest of their weights at start, and again on request after a vLLM call with a
+possible change of weights. Until all have answered, nothing is found and nothing is committed.
+Invariant: KV of two identities never matches. After a change, all blocks in vLLM's memory are stale
+until a request of the new identity writes them. vLLM's own prefix cache knows an adapter only by
+name and may still serve stale blocks. A request reading a stale block stores nothing.
+Cost: a comparison per request and step. For adapters, see `Adapters`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _ALL = None  # instead of the name of an adapter
 
 
 class Identity:
-    """Weights and adapters that requests compute with.
+    """Weights and adapters of requests.
 
     Args:
-        digests: of the weights of each rank, at start.
+        digests: by rank, the digest of its weights at start.
         slots: blocks of vLLM's memory.
 
     Attributes:
-        question: the number of times that workers were asked for their weights.
-        settled: whether all have answered the last of these questions.
-        adapters: the adapters that they hold.
-        awaited: whether vLLM has asked about a request since the last questions.
+        question: the number of questions about the weights so far.
+        settled: whether all workers have answered the last question.
+        adapters: the adapters of the workers.
+        awaited: whether vLLM has matched a request since the last questions.
     """
 
     def __init__(self, digests: Mapping[int, bytes], slots: int) -> None:
@@ -45,27 +45,27 @@ class Identity:
         self.awaited = False
         self._ranks, self._slots = sorted(digests), slots
         self._first = combined(digests[rank] for rank in self._ranks)
-        self._weights = ""  # the name of other weights than the first
+        self._weights = ""  # the name of the weights, "" for the first weights
         self._answers: dict[int, bytes] = {}
         self.adapters = Adapters(self._ranks)
         self._contents: dict[str, str] = {}  # the last content of each name of an adapter
         self._stale: dict[str | None, set[int]] = {}
 
     def settled_for(self, request: Request) -> bool:
-        """Whether all workers have answered the last questions that concern a request."""
+        """Return whether all workers have answered the last questions about a request."""
         return self.settled and (request.lora_request is None or self.adapters.settled)
 
     def doubt(self, *, weights: bool = True) -> None:
-        """Ask workers again for the adapters that they hold, and for their weights."""
+        """Ask workers again for their adapters and their weights."""
         self.adapters.doubt()
         if weights:
             self.question, self.settled, self._answers = self.question + 1, False, {}
 
     def questions(self, *, computes: bool) -> tuple[int, int]:
-        """Return the numbers of the questions about weights and adapters that workers get.
+        """Return the numbers of the questions to the workers about weights and adapters.
 
-        While the engine sleeps its steps go on for copies, and its weights must not be read. So the
-        last numbers stay in a step that computes nothing and before which vLLM matched no request.
+        A sleeping engine still has steps for copies, but its weights must not be read. So a step
+        repeats the last numbers if it computes nothing and vLLM has matched no request.
 
         Args:
             computes: whether the step computes anything.
@@ -75,7 +75,7 @@ class Identity:
         return self._asked
 
     def on_answer(self, rank: int, question: int, digest: bytes) -> None:
-        """Take in a worker's answer to the question of a number."""
+        """Record a worker's answer to a question."""
         if self.settled or question != self.question:
             return
         self._answers[rank] = digest
@@ -88,14 +88,14 @@ class Identity:
                 self._change(_ALL)
 
     def awaits(self, request: Request) -> bool:
-        """Whether a request has to wait until the workers have named its adapter."""
+        """Return whether a request has to wait until the workers have hashed its adapter."""
         adapter = request.lora_request
         return adapter is not None and self.adapters.awaits(request.request_id, adapter)
 
     def name(self, request: Request) -> str | None:
-        """Return the name of what a request computes with; None if that is not known.
+        """Return the name of a request's weights and adapter, or None if it is not known.
 
-        It is empty for the weights that the server began with: they are part of the model's name.
+        The weights at start have the empty name, because they are part of the model's name.
         """
         adapter = request.lora_request
         if adapter is None:
@@ -114,7 +114,7 @@ class Identity:
         return self._weights
 
     def reads_stale(self, request: Request, slots: Iterable[int]) -> bool:
-        """Whether any of the slots that a request reads was written by something else."""
+        """Return whether a request reads any stale slot."""
         if not self._stale:
             return False
         adapter = _ALL if request.lora_request is None else request.lora_request.lora_name
@@ -122,7 +122,7 @@ class Identity:
         return not all(each.isdisjoint(slots) for each in stale)
 
     def written(self, slots: Iterable[int]) -> None:
-        """Note that a request writes slots."""
+        """Record the slots written by a request."""
         for adapter, stale in list(self._stale.items()):
             stale.difference_update(slots)
             if not stale:

@@ -1,9 +1,9 @@
-"""Host memory of a worker: a pool of its own, one shared by ranks, or a file that outlives it.
+"""Host memory of a worker: a private pool, a pool shared by ranks, or a persistent file.
 
-With `keep` the worker copies between vLLM's memory and the pool itself, so it notes in the file
-which blocks it writes, and proves blocks of an earlier server on threads of its own.
+With `keep` the worker itself copies between vLLM's memory and the pool. So it marks the blocks it
+writes in the file, and verifies blocks of an earlier server on a separate thread.
 Invariant: a block is marked before its first byte is copied, and can be sealed only after its
-report is due, which on a GPU is after the copy's event. Cost: a few microseconds per block.
+report is due (on a GPU after the copy's event). Cost: a few microseconds per block.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class HostMemory(NamedTuple):
 
     Attributes:
         pool: the memory.
-        shared: the memory that ranks share without a file; None for other memory.
-        writes_all: whether one rank writes all blocks of a shared pool, because one process may
-            write a kept file.
+        shared: the memory shared by ranks without a file, or None.
+        writes_all: whether a single rank writes all blocks of a shared pool, because a kept file
+            has a single writer process.
     """
 
     pool: Pool
@@ -68,17 +68,17 @@ def open_host(
 
     Args:
         tier: its settings.
-        model: the KV that is served.
-        blocks: its blocks, of all ranks that share it; with several groups of layers its bytes.
+        model: the served KV.
+        blocks: the blocks of all sharing ranks, or the bytes with several groups of layers.
         layout: layout of a layer of a block.
-        rank: the rank, of all that hold a part of the KV.
-        replicas: the ranks that share the memory.
+        rank: the rank, among all ranks with a part of the KV.
+        replicas: the ranks sharing the memory.
         gather: exchanges values with the ranks of the tensor-parallel group.
         pinned: whether to register the memory with CUDA.
         wall: the wall clock in nanoseconds.
 
     Raises:
-        ConfigError: no room, or a file at `keep` that cannot be used.
+        ConfigError: no room, or an unusable file at `keep`.
     """
     size, memory = model.block_tokens, None
     own, apart = model.budget(tier, blocks), model.resume is not None
@@ -119,11 +119,11 @@ def _pool(
 
 
 class HostProofs:
-    """Proofs of blocks in host memory that the scheduler has asked for.
+    """Verification of blocks in host memory for the scheduler.
 
     Args:
-        kept: the kept memory of this worker; None if it has none, and there is nothing to prove.
-        reports: whether the scheduler counts kept blocks of this worker's.
+        kept: the kept memory of this worker, or None: then there is nothing to verify.
+        reports: whether the scheduler counts this worker's kept blocks.
     """
 
     def __init__(self, kept: KeptStores | None, *, reports: bool) -> None:
@@ -132,7 +132,7 @@ class HostProofs:
         self.pending = 0
 
     def ask(self, questions: list[tuple[Place, bytes]]) -> None:
-        """Prove blocks soon; nothing to prove counts as proved."""
+        """Start to verify blocks. Without kept memory they count as verified."""
         self.pending += len(questions)
         if self._kept is not None:
             self._kept.prove_soon(questions)
@@ -140,7 +140,7 @@ class HostProofs:
             self._unasked.update((place, True) for place, _ in questions)
 
     def answer(self, news: StepNews) -> None:
-        """Add results of proofs and counts of kept memory."""
+        """Add the results of verifications and the counts of kept memory."""
         if self._kept is None:
             news.proved, self._unasked = self._unasked, {}
             news.kept = 0 if self._reports else None
@@ -151,7 +151,7 @@ class HostProofs:
 
 
 class _Copy(NamedTuple):
-    """A block on its way into a kept pool."""
+    """A block being copied into a kept pool."""
 
     group: int
     slot: int
@@ -160,11 +160,11 @@ class _Copy(NamedTuple):
 
 
 class KeptStores:
-    """The copies that a worker makes into a kept pool, and proofs of what was there before.
+    """A worker's copies into a kept pool, and the verification of its earlier blocks.
 
     Args:
         pool: the pool.
-        news: called when a proof has ended.
+        news: called after a verification.
     """
 
     def __init__(self, pool: KeptPool, news: Callable[[], object]) -> None:
@@ -175,7 +175,7 @@ class KeptStores:
         self._proved: SimpleQueue[tuple[Place, bool]] = SimpleQueue()
 
     def begin(self, moves: Moves) -> dict[int, str]:
-        """Mark blocks before they are copied; return by row why one may not be written."""
+        """Mark blocks before they are copied. Return the refused rows with the reason."""
         failed: dict[int, str] = {}
         for group, rows in self._groups(moves):
             part, some = self.pool.groups[group], moves[rows]
@@ -189,7 +189,7 @@ class KeptStores:
         return failed
 
     def prove(self, moves: Moves) -> dict[int, str]:
-        """Prove blocks before they are loaded; return by row why one is a miss."""
+        """Verify blocks before they are loaded. Return the invalid rows with the reason."""
         failed: dict[int, str] = {}
         for group, rows in self._groups(moves):
             part, some = self.pool.groups[group], moves[rows]
@@ -201,12 +201,12 @@ class KeptStores:
         return failed
 
     def _groups(self, moves: Moves) -> list[tuple[int, NDArray[np.intp]]]:
-        """The rows of moves by group of layers."""
+        """Return the rows of moves by group of layers."""
         groups: list[int] = np.unique(moves.group).tolist()
         return [(group, np.flatnonzero(moves.group == group)) for group in groups]
 
     def settle(self, reports: Iterable[MoveReport]) -> bool:
-        """Note the ends of copies that are reported now; return whether any can be sealed."""
+        """Record the newly reported copies. Return whether any block can be sealed."""
         for report in reports:
             ended = [self._under_way.pop(i) for i in report.ids if i in self._under_way]
             for group in {one.group for one in ended}:
@@ -218,12 +218,12 @@ class KeptStores:
         return any(part.sealable for part in self.pool.groups)
 
     def prove_soon(self, questions: Sequence[tuple[Place, bytes]]) -> None:
-        """Prove blocks on another thread; `proved` returns the results."""
+        """Verify blocks on the verification thread. `proved` returns the results."""
         if questions:
             self._threads.submit(self._prove, list(questions))
 
     def proved(self) -> dict[Place, bool]:
-        """Return by place whether its block was proved, since the last call."""
+        """Return the new results since the last call: by place, whether its block is valid."""
         return dict(self._proved.get() for _ in range(self._proved.qsize()))
 
     def _prove(self, questions: Sequence[tuple[Place, bytes]]) -> None:
@@ -236,6 +236,6 @@ class KeptStores:
         self._news()
 
     def close(self) -> None:
-        """Let a running proof end, seal what was copied, and give the file back."""
+        """Wait for a running verification, seal the copied blocks, and close the file."""
         self._threads.shutdown(cancel_futures=True)
         self.pool.close()

@@ -1,9 +1,9 @@
 """The layout of vLLM's KV, learned through the kernel of its attention backend.
 
-Tiers in another number format need K and V by token, head and number. Every backend arranges them
-as its kernels want, so the backend's own kernel writes a test pattern into a block of each layer.
-Invariant: a backend that is not in `BACKENDS`, and KV that is not plain K and V, is refused; blocks
-keep their bytes. Cost: some kernel calls per layer, at start.
+Tiers in a different number format need K and V in the order token, head, number. Every backend has
+its own order, so the backend's own kernel writes a test pattern into a block of each layer.
+Invariant: only plain K and V of a backend in `BACKENDS` is accepted. Blocks keep their bytes.
+Cost: some kernel calls per layer, at start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["BACKENDS", "Writer", "known_views", "writer_of"]
 
 BACKENDS = ("CPU_ATTN", "FLASH_ATTN", "FLASHINFER")
-"""Attention backends whose kernel writes K and V as they are."""
+"""Attention backends with a kernel writing K and V unchanged."""
 
 _PLAIN = ("float32", "float16", "bfloat16")
 
@@ -43,15 +43,14 @@ def known_views(
     """Return K and V of each layer by token, head and number, as views of vLLM's tensors.
 
     Args:
-        name: the format that wants them.
-        model: the KV that is served.
-        number: which of its groups of layers.
-        tensors: vLLM's tensors of that group by layer name.
-        writer: returns the kernel that writes into the tensor of a layer.
+        name: the format of the tiers.
+        model: the served KV.
+        number: the index of the group of layers.
+        tensors: vLLM's tensors of this group by layer name.
+        writer: returns the kernel for writing into the tensor of a layer.
 
     Raises:
-        ConfigError: KV that is not plain K and V, a backend that is not known, or a layout that a
-            test pattern did not show.
+        ConfigError: KV other than plain K and V, an unknown backend, or a layout without strides.
     """
     group = model.groups[number]
     heads, width, _, latent, dtype = model.shape.form(number if len(model.groups) > 1 else None)

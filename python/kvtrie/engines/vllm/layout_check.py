@@ -1,11 +1,11 @@
-"""Name the layout of vLLM's KV by the bytes that its own kernel writes.
+"""Name the layout of vLLM's KV by the bytes its own kernel writes.
 
-A shape and a dtype do not say where a kernel puts a number: kernels for CPUs arrange K by the
-processor, those for GPUs by backend and version. So at start the kernel of each layer writes fixed
-rows into one block, and the bytes of that block are part of the name of KV.
-Invariant: two kernels that put a number in different places have different names. The block has its
-old bytes afterwards. A layer whose kernel cannot be called alone is named by its classes only.
-Cost: a kernel call per layer, at start.
+A shape and a dtype do not determine the position of a number: CPU kernels arrange K by processor,
+GPU kernels by backend and version. So at start the kernel of each layer writes fixed rows into a
+block, and the bytes of this block are part of the name of KV.
+Invariant: kernels with different positions for a number have different names. The block has its
+old bytes afterwards. If a layer's kernel cannot be called separately, the layer is named only by
+its classes. Cost: a kernel call per layer, at start.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 __all__ = ["block_axis", "layouts_digest"]
 
-_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
+_LOG = logging.getLogger("vllm.kvtrie")  # below vLLM's logger, for its handlers
 _FAILURES = (AttributeError, RuntimeError, TypeError, ValueError)
 
 
 def layouts_digest(
     config: VllmConfig, tensors: Mapping[str, Any], blocks: int, block_tokens: Mapping[str, int]
 ) -> bytes:
-    """Return 32 bytes that name the layouts of a rank's layers.
+    """Return a 32-byte digest of the layouts of a rank's layers.
 
     Args:
-        config: vLLM's.
+        config: vLLM's configuration.
         tensors: the tensor of each layer, by vLLM's name of the layer.
         blocks: blocks of a tensor.
-        block_tokens: tokens of a block, by vLLM's name of the layer. A layer without an entry uses
-            the tensor of another one.
+        block_tokens: tokens of a block, by vLLM's name of the layer. A layer without an entry
+            shares the tensor of a listed layer.
     """
     whole, unknown = hashlib.blake2b(digest_size=32), set[str]()
     least = min(block_tokens.values(), default=1)
@@ -70,7 +70,7 @@ def layouts_digest(
 
 
 def _write(layer: Any, memory: torch.Tensor, count: int, dtype: torch.dtype) -> None:  # noqa: ANN401 - a layer of vLLM
-    """Have a layer's kernel write fixed rows into the first tokens of its tensor."""
+    """Write fixed rows into the first tokens of a layer's tensor, with its own kernel."""
     slots = torch.arange(count, device=memory.device)
     generator = torch.Generator().manual_seed(0)
 
@@ -80,7 +80,7 @@ def _write(layer: Any, memory: torch.Tensor, count: int, dtype: torch.dtype) -> 
 
     if layer.attn_backend.is_mla():
         latent, rotated = rows(layer.kv_lora_rank), rows(1, layer.qk_rope_head_dim)
-        about = layer.kv_cache_dtype, layer._k_scale  # noqa: SLF001 - what vLLM's own call passes
+        about = layer.kv_cache_dtype, layer._k_scale  # noqa: SLF001 - as in vLLM's own call
         layer.impl.do_kv_cache_update(latent, rotated, memory, slots, *about)
         return
     keys = rows(layer.num_kv_heads, layer.head_size)
@@ -89,10 +89,10 @@ def _write(layer: Any, memory: torch.Tensor, count: int, dtype: torch.dtype) -> 
 
 
 def block_axis(tensor: torch.Tensor, blocks: int) -> int:
-    """The axis of vLLM's blocks in one of its tensors.
+    """Return the axis of vLLM's blocks in a tensor.
 
     Raises:
-        ConfigError: no axis of the tensor has that many.
+        ConfigError: no axis of the tensor has this size.
     """
     for axis, size in enumerate(tensor.shape[:3]):
         if size == blocks:

@@ -1,10 +1,10 @@
 """Learned views: K and V of an engine's block by token, head and number, found by a test pattern.
 
-An engine's attention kernel may keep a block in any order: K transposed, numbers in pairs, K and V
-side by side. The engine's own kernel writes numbered rows into one block; where each number came to
-gives the strides of views that read any block in the order of token, head and number.
-Invariant: a layout that no strides describe, or with bytes that are not K or V, is refused; the
-block has its old bytes afterwards. Cost: a few kernel calls and arithmetic per layer, at start.
+An engine's attention kernel may store a block in any order: K transposed, numbers in pairs, K and V
+interleaved. The engine's own kernel writes numbered rows into a block. The position of each number
+gives the strides of views over all blocks, in the order token, head, number.
+Invariant: a layout without strides, or with bytes other than K and V, is refused. The block has its
+old bytes afterwards. Cost: a few kernel calls and arithmetic per layer, at start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BlockShape", "WriteRows", "learned_views"]
 
-_DIGIT = 128  # of a number in the pattern: digits plus 1 are exact in every format
+_DIGIT = 128  # base of the pattern's digits: a digit plus 1 is exact in every format
 
 
 class BlockShape(NamedTuple):
@@ -33,7 +33,7 @@ class BlockShape(NamedTuple):
 
 
 class WriteRows(Protocol):
-    """The engine's kernel that writes tokens into its memory."""
+    """The engine's kernel for writing tokens into its memory."""
 
     def __call__(self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
         """Write rows.
@@ -55,14 +55,14 @@ def learned_views(
         memory: the tensor of a layer.
         axis: the axis of its blocks.
         shape: tokens, heads and numbers of a block.
-        write: the engine's kernel, which writes into that tensor.
+        write: the engine's kernel for this tensor.
 
     Returns:
-        Two views whose first axis is that of blocks; in the order of their other axes they have the
-        numbers of K, or of V, by token, head and number.
+        Views of K and of V. The first axis is the block, and the further axes in order run over
+        token, head and number.
 
     Raises:
-        ConfigError: a block that has other bytes than K and V, or an order without strides.
+        ConfigError: a block with bytes other than K and V, or an order without strides.
     """
     blocks = memory.detach().movedim(axis, 0)
     count = 2 * shape.tokens * shape.heads * shape.dim
@@ -84,7 +84,7 @@ def learned_views(
 
 
 def _numbers(block: torch.Tensor, shape: BlockShape, write: WriteRows) -> NDArray[np.int64]:
-    """For each place of the block the number of the row's number that the kernel puts there."""
+    """Return for each place of a block the index of the number written there by the kernel."""
     rows = torch.arange(2 * shape.tokens * shape.heads * shape.dim)
     found = np.zeros(len(rows), dtype=np.int64)
     weight = 1
@@ -105,7 +105,7 @@ def _numbers(block: torch.Tensor, shape: BlockShape, write: WriteRows) -> NDArra
 
 
 def _offsets(block: torch.Tensor) -> NDArray[np.int64]:
-    """For each number of the block its distance from the first one."""
+    """Return for each number of the block its offset from the first."""
     grid = np.zeros(tuple(block.shape), dtype=np.int64)
     for at, (size, stride) in enumerate(zip(block.shape, block.stride(), strict=True)):
         along = [1] * block.dim()
@@ -115,7 +115,7 @@ def _offsets(block: torch.Tensor) -> NDArray[np.int64]:
 
 
 def _view(blocks: torch.Tensor, where: NDArray[np.int64]) -> torch.Tensor:
-    """Blocks with the axes that a side's places make: several for tokens, heads and numbers."""
+    """Return a view for the places of K or V, with an axis or more per token, head, number."""
     first = int(where[0, 0, 0])
     parts = [where[:, 0, 0] - first, where[0, :, 0] - first, where[0, 0, :] - first]
     together = parts[0][:, None, None] + parts[1][:, None] + parts[2]
@@ -130,7 +130,7 @@ def _view(blocks: torch.Tensor, where: NDArray[np.int64]) -> torch.Tensor:
 
 
 def _axes(places: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Sizes and strides whose sums these places are, outermost first."""
+    """Return sizes and strides for these places, outermost first."""
     if len(places) == 1:
         return [(1, 1)]
     step, run = int(places[1]), 2
@@ -152,7 +152,7 @@ def _prove(
     shape: BlockShape,
     write: WriteRows,
 ) -> None:
-    """Raise unless the views read what the kernel writes into the last block."""
+    """Raise unless the views read back the kernel's rows from the last block."""
     last = len(blocks) - 1
     before = blocks[last].clone()
     generator = torch.Generator().manual_seed(0)

@@ -1,6 +1,6 @@
-"""Loads: blocks on their way into vLLM's memory, from admission until every rank has them.
+"""Loads: loads in flight into vLLM's memory, from admission until every rank has the blocks.
 
-Invariant: a slot whose load cannot go out with the step that reads it is reported as not loaded.
+Invariant: a load that cannot be issued with the step reading its slot is reported as failed.
 Cost: an entry per load.
 """
 
@@ -24,17 +24,17 @@ class Loads:
 
     def __init__(self, cache: ServedCache) -> None:
         self._cache = cache
-        self._runs: dict[int, RunningRequest] = {}  # of loads that have not been reported
-        self._new: dict[int, int] = {}  # of this step, and the slots they fill
+        self._runs: dict[int, RunningRequest] = {}  # of unreported loads
+        self._new: dict[int, int] = {}  # loads of this step, and their slots
         self._lost: list[int] = []
-        self._unreceived: set[str] = set()  # requests that wait for loads which do not come
+        self._unreceived: set[str] = set()  # requests waiting for failed loads
         self._expected: list[Expected] = []  # by loads of this step
-        self._receive: dict[str, list[int]] = {}  # by request that waits for them
+        self._receive: dict[str, list[int]] = {}  # loads by waiting request
 
     def add(self, run: RunningRequest, ids: Iterable[int], slots: list[int]) -> None:
-        """Note the loads of a request and the slots that they fill.
+        """Record the loads of a request and their slots.
 
-        Workers compare the adapter of these blocks with that of the step.
+        Workers compare the adapter of these blocks with the adapter of the step.
         """
         for ident, slot in zip(ids, slots, strict=False):
             self._runs[ident] = run
@@ -46,9 +46,9 @@ class Loads:
             self._expected.append((adapter.lora_int_id, digests, slots, request_id))
 
     def lose(self, request_id: str, slots: list[int], why: str = "") -> None:
-        """Have the workers report slots as not loaded: vLLM was promised them.
+        """Make the workers report promised slots as not loaded.
 
-        With several groups they report the request, which computes nothing before.
+        With several groups they report the request, and vLLM computes nothing of it before.
         """
         if why:
             self._cache.counters.lost[why] += 1
@@ -58,14 +58,14 @@ class Loads:
             self._unreceived.add(request_id)
 
     def reported(self, ids: Iterable[int], failed: set[int]) -> set[int]:
-        """End loads of which a rank has reported something.
+        """End loads reported by a rank.
 
         Args:
-            ids: the moves that the rank has carried out.
-            failed: those that have failed.
+            ids: the moves carried out by the rank.
+            failed: the moves with a failure.
 
         Returns:
-            The slots of requests that read a block whose load has failed; they are stopped.
+            The slots of requests with a failed load. These requests are stopped.
         """
         late = failed & self._runs.keys()
         broken = {slot for ident in late for slot in self._runs[ident].table}
@@ -73,13 +73,13 @@ class Loads:
             self._cache.counters.lost["a load that failed"] += 1
             self._runs.pop(ident).stopped = True
         for ident in ids if self._runs else ():
-            # One that is open may still fail on another rank.
+            # An open load may still fail on a later rank.
             if ident in self._runs and not self._cache.moves.dispatch.is_open(ident):
                 del self._runs[ident]
         return broken
 
     def require(self, parts: list[Moves], now: int) -> None:
-        """Lose the loads of this step that do not go out with it: it would read before them."""
+        """Fail the loads that were not issued with this step: it reads their slots."""
         if not self._new:
             return
         out = {ident for part in parts for ident in part.id.tolist()}
@@ -97,12 +97,12 @@ class Loads:
         self._new = {}
 
     def take(self) -> tuple[list[int], list[Expected]]:
-        """Return the slots that are not loaded, and the adapters of those that are."""
+        """Return the slots that are not loaded, and the expected adapters of loaded slots."""
         lost, expected, self._lost, self._expected = self._lost, self._expected, [], []
         return lost, expected
 
     def take_received(self) -> tuple[dict[str, list[int]], set[str]]:
-        """Return the loads of requests that wait for them, and requests that wait in vain."""
+        """Return the loads of waiting requests, and the waiting requests with failed loads."""
         receive, unreceived, self._receive, self._unreceived = (
             self._receive,
             self._unreceived,
@@ -112,5 +112,5 @@ class Loads:
         return receive, unreceived
 
     def clear(self) -> None:
-        """Forget all loads: none is under way."""
+        """Forget all loads. None may be in flight."""
         self._runs.clear()

@@ -1,10 +1,10 @@
-"""Matching: answers to vLLM's question how many tokens of a waiting request host memory has.
+"""Matching: counts the tokens of waiting requests in host memory, for vLLM's scheduler.
 
-A shared store is asked once for the blocks that no faster tier has; those that it has are marked,
-and then load as blocks on disk do.
-Invariant: an answer counts only blocks that are complete and verified in host memory. A request
-waits for a store's answer and for blocks that are not in host memory no longer than the deadline.
-Cost: one lookup per question after the manager's books have changed, else a comparison of numbers.
+A shared store is queried once for the blocks missing on all faster tiers. Its blocks are marked and
+then loaded like blocks on disk.
+Invariant: an answer counts only blocks complete and verified in host memory. A request waits for a
+store's answer and for prefetched blocks at most until the deadline.
+Cost: a lookup per call after a change in the manager, else a comparison of numbers.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Matching"]
 
-_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
+_LOG = logging.getLogger("vllm.kvtrie")  # below vLLM's logger, for its handlers
 _NS = 1_000_000_000
 _THERE, _COMING, _DEEPER, _STORED = "there", "coming", "deeper", "stored"
 
 
 class Matching:
-    """The questions about requests that wait."""
+    """Matches waiting requests with host memory."""
 
     def __init__(self, cache: ServedCache, requests: Requests, settings: Settings) -> None:
         self._cache, self._requests = cache, requests
-        self._keep = max(1, settings.native_last)  # tokens of a prompt that are never loaded
+        self._keep = max(1, settings.native_last)  # trailing prompt tokens, always computed
         self._deadline_ns = int(settings.deadline_s * _NS)
         self._lookup_ns = int(settings.lookup_s * _NS)
         self._disk, self._remote = cache.disk, cache.remote
@@ -51,11 +51,11 @@ class Matching:
             self._prefetcher = Prefetcher(cache.manager, store.find, cache.clock, store.answers)
 
     def match(self, request: Request, local: int) -> int | None:
-        """Return the tokens after vLLM's own hit in host memory; None: ask again next step.
+        """Return the tokens in host memory after vLLM's own hit, or None to retry next step.
 
         Args:
-            request: a request that waits.
-            local: tokens that vLLM has itself, whole blocks.
+            request: a waiting request.
+            local: tokens of vLLM's own hit, whole blocks.
         """
         self._cache.identity.awaited = True
         if self._cache.identity.awaits(request):
@@ -65,7 +65,7 @@ class Matching:
         return None if end is None else waiting.sequence.tokens(end) - local
 
     def _answer(self, waiting: WaitingRequest, start: int, now: int) -> int | None:
-        """The position up to which host memory has blocks."""
+        """Return the position after the last block in host memory, or None while waiting."""
         cache, waiting.start = self._cache, start
         if waiting.scope is not None and not cache.identity.settled:
             return None
@@ -100,9 +100,9 @@ class Matching:
         return start + host * cache.size
 
     def _found(self, waiting: WaitingRequest, start: int, now: int) -> tuple[Match, int] | None:
-        """The match of a request, and how many blocks after `start` host memory has, proved.
+        """Return a request's match and its number of verified blocks in host memory after `start`.
 
-        None while proofs of further ones are on their way.
+        Returns None while further blocks are being verified.
         """
         cache, tokens = self._cache, waiting.sequence.read()
         keep, first = waiting.sequence.last(self._keep), start // cache.size
@@ -121,11 +121,11 @@ class Matching:
             return match, proved
         if self._clear_damaged(match, now):
             return self._found(waiting, start, now)
-        # Up to an earlier border of all groups.
+        # Match up to an earlier border of all groups.
         return lookup(max(keep, len(tokens) - (first + proved) * cache.size))
 
     def _clear_damaged(self, match: Match, now: int) -> bool:
-        """Clear damaged windows and states of a match; whether any was."""
+        """Clear damaged windows and states of a match. Return whether any was cleared."""
         cleared = 0
         for handle, group in self._cache.proofs.damaged_parts(match.blocks):
             with suppress(ConfigError):  # a lease holds it
@@ -134,17 +134,17 @@ class Matching:
         return cleared > 0
 
     def _may_await_proofs(self, waiting: WaitingRequest, now: int) -> bool:
-        """Whether a request waits for proofs of its blocks; no longer than the deadline."""
+        """Return whether a request may wait for verification, at most until the deadline."""
         waiting.proofs_until = waiting.proofs_until or now + self._deadline_ns
         return now < waiting.proofs_until
 
     def _await_deeper(
         self, waiting: WaitingRequest, match: Match, first: int, host: int, now: int
     ) -> bool:
-        """Pin blocks in host memory, and have the next ones come; whether the request waits.
+        """Pin blocks in host memory and prefetch the next blocks. Return whether to wait.
 
-        It waits no longer than the deadline, and not if nothing more can come. Once it does not
-        wait any longer it is counted, and waits no more before its admission.
+        A request waits at most until the deadline, and only if more blocks can arrive. When it
+        gives up it is counted, and does not wait again before its admission.
         """
         states = [self._state(block) for block in match.blocks[first:]]
         states = states[: self._usable(waiting, states, first)]
@@ -156,7 +156,7 @@ class Matching:
             waiting.from_disk = tokens[_DEEPER] if _DEEPER in states else 0
         near = host
         if len(self._cache.groups) > 1:
-            # Windows and states come after all blocks of the first group.
+            # Windows and states arrive after all blocks of the first group.
             near = next((at for at, each in enumerate(states) if each != _THERE), len(states))
         self._requests.pins.extend(waiting.pinned, match.handles[first : first + near], now)
         wait.coming = _COMING in states
@@ -169,7 +169,7 @@ class Matching:
             return self._gives_up(wait, f"{self._source(lacking)} too slow")
         if wait.coming:
             return True
-        if near <= wait.prefetched:  # asked before, and no further: there is no room
+        if near <= wait.prefetched:  # no progress since the last prefetch: no room
             return self._gives_up(wait, "no room to bring up")
         self._prefetch(waiting, match, first + len(states), near, now)
         return True
@@ -177,27 +177,27 @@ class Matching:
     def _prefetch(
         self, waiting: WaitingRequest, match: Match, blocks: int, host: int, now: int
     ) -> None:
-        """Have leading blocks of a match come to host memory, of which the first are there."""
+        """Prefetch leading blocks of a match, with `host` blocks already in host memory."""
         cache = self._cache
         tokens = waiting.sequence.read()[: blocks * cache.size]
         prefetch = Prefetch(tokens=tokens, tier="host", scope=waiting.scope)
         (reply,) = cache.manager.hint([prefetch], now=now)
         near = sum(any(copy.tier <= HOST for copy in each.copies) for each in match.blocks)
-        # Prefetch can be refused while loads of other requests fill the quota: retry then. A
-        # request whose prefix did not grow after a granted prefetch gives up; otherwise requests
-        # larger than host memory would evict each other's blocks forever.
+        # Prefetch can be refused while concurrent loads fill the quota: retry then. A request
+        # gives up if its prefix does not grow after a granted prefetch. Otherwise requests larger
+        # than host memory would evict each other's blocks forever.
         crowded = reply.code == "crowded" and reply.blocks <= near
         if not (crowded and cache.manager.stats().moves):
             waiting.wait.prefetched = host
 
     def _gives_up(self, wait: Wait, cause: str) -> bool:
-        """Count a request that waits no longer; False, which is the answer whether it waits."""
+        """Count a request as giving up, and return False: it does not wait."""
         self._cache.counters.lost[cause] += 1
         wait.gave_up = True
         return False
 
     def _source(self, block: MatchedBlock) -> str:
-        """The name of the source of a block that is not in host memory."""
+        """Return the name of the source of a block missing in host memory."""
         tiers = {copy.tier for copy in block.copies}
         if self._disk in tiers:
             return "disk"
@@ -217,7 +217,7 @@ class Matching:
         return _STORED if self._remote in tiers <= {0, self._remote} else _DEEPER
 
     def _usable(self, waiting: WaitingRequest, states: list[str], first: int) -> int:
-        """Leading states that count: without an answer of the store, its blocks do not."""
+        """Return the number of usable leading states: the store's blocks only up to its answer."""
         if (sure := waiting.store.sure) is not None:
             for at, state in enumerate(states):
                 if state == _STORED and first + at >= sure:
@@ -225,7 +225,7 @@ class Matching:
         return len(states)
 
     def _asked(self, prefetcher: Prefetcher, waiting: WaitingRequest, now: int) -> bool:
-        """Ask the shared store for the blocks that no faster tier has; whether that is over."""
+        """Ask the shared store for blocks missing on faster tiers. Return whether it is done."""
         lookup, lost = waiting.store, self._cache.counters.lost
         if lookup.sure is not None:
             return True
@@ -252,6 +252,6 @@ class Matching:
         return True
 
     def close(self) -> None:
-        """End the threads that ask a shared store."""
+        """End the threads for queries to a shared store."""
         if self._prefetcher is not None:
             self._prefetcher.close()

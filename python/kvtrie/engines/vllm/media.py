@@ -1,12 +1,12 @@
-"""Name the images, audio and videos of a request by what processing made of them.
+"""Name the images, audio and videos of a request by their processed tensors.
 
-vLLM names an input by a hash of what the client sent, or by a `uuid` that the client chose, and
-binds such a name to no content. So when a request arrives, the tensors that the model will read are
-digested, and the digest replaces vLLM's name: its own caches of blocks and of encoder outputs, and
-kvtrie's tiers, then tell two inputs apart by content. An input whose tensors are not in the
-scheduler's process keeps its name, and its request neither matches nor stores.
-Invariant: a content is given only to an input whose name vLLM's caches have it by.
-Cost: a pass over the bytes of a request's inputs, on the thread that takes requests in.
+vLLM names an input by a hash of the client's data or by a `uuid` chosen by the client. Neither is
+bound to the content. So when a request arrives, the digest of its tensors for the model replaces
+vLLM's name. Then vLLM's caches of blocks and of encoder outputs, and kvtrie's tiers, distinguish
+inputs by content. An input without tensors in the scheduler's process keeps its name, and its
+request neither matches nor stores.
+Invariant: an input has a content only if vLLM's caches use the same name for it.
+Cost: a pass over the bytes of a request's inputs, on the thread receiving requests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OWNERS: WeakSet[Any] = WeakSet()
 
 
 def name_media(owner: object) -> None:
-    """Name the inputs of all requests of this process by content, as long as an object lives."""
+    """Name the inputs of all requests of this process by content, while `owner` is alive."""
     from vllm.v1.request import Request
 
     made: Any = Request.from_engine_core_request
@@ -52,7 +52,7 @@ def _naming(inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def name_by_content(feature: MultiModalFeatureSpec) -> None:
-    """Replace vLLM's name of an input by the digest of its tensors, if they are here."""
+    """Replace vLLM's name of an input by the digest of its tensors, if it has tensors here."""
     data = None if feature.data is None else feature.data.get_data()
     if data is None or any(each is None for each in data.values()):
         return
@@ -64,12 +64,12 @@ def name_by_content(feature: MultiModalFeatureSpec) -> None:
         return
     if tensors <= (place.is_embed is not None):  # an address of memory instead of tensors
         return
-    # vLLM puts an adapter before the hash where encoder outputs depend on it.
+    # vLLM prefixes the hash with the adapter if encoder outputs depend on it.
     before, found, _ = feature.identifier.rpartition(feature.mm_hash or feature.identifier)
     feature.identifier = f"{before if found else ''}{content.hex()}"
     vars(feature)[_CONTENT] = content
 
 
 def content_of(feature: MultiModalFeatureSpec) -> bytes | None:
-    """Return the digest of an input's tensors; None if vLLM's name of it is another one."""
+    """Return the digest of an input's tensors, or None if vLLM's name was not replaced."""
     return vars(feature).get(_CONTENT)

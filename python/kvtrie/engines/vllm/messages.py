@@ -1,7 +1,7 @@
 """Messages between the scheduler's connector and the workers' connectors, once per step.
 
-Invariant: they hold plain values and bytes only, so that any process of a server can read them.
-Cost: a few hundred bytes per step, per move and per block whose age is written down.
+Invariant: they have only plain values and bytes, readable in any process of a server.
+Cost: a few hundred bytes per step, per move and per block with an age to write.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ __all__ = ["Opened", "StepNews", "StepOrders"]
 
 @dataclass(slots=True)
 class StepOrders:
-    """From the scheduler: what each worker does in a step.
+    """Orders from the scheduler to each worker for a step.
 
     Attributes:
         step: the step's number.
-        moves: moves as `Moves.to_bytes` gave them, in the manager's order.
-        ahead: stores of blocks that the step fills, in the same form.
-        lost: slots of vLLM's memory that were promised and will not be filled.
-        forget: whether all that lower tiers hold is to be forgotten.
+        moves: moves in the format of `Moves.to_bytes`, in the manager's order.
+        ahead: stores of blocks filled by the step, in the same format.
+        lost: promised slots of vLLM's memory, not to be filled.
+        forget: whether to forget all blocks on lower tiers.
         computes: whether the step computes anything.
-        used: blocks on disk whose ages are to be written down, as `Opened.rows`.
-        weights: the number of times that the digest of the weights was asked for; one that the
-            worker has not seen asks it to answer.
-        taken_back: whether vLLM has taken blocks back that stores may still read.
-        prove: places and keys of blocks of an earlier server in host memory, to be proved.
-        used_host: blocks in kept host memory whose ages are to be written down, as `used`.
-        adapters: the number of times that the held adapters were asked for.
-        load_adapters: vLLM's requests for adapters that workers load before they answer.
-        expected: for blocks that the step loads, the adapter that they are of.
-        receive: by request that waits for its loads, these moves.
-        unreceived: requests whose promised blocks will not be loaded.
-        pages: by group of layers whose slots are several of vLLM's blocks, the blocks of each slot
-            that moves read or write.
+        used: blocks on disk with ages to write down, as `Opened.rows`.
+        weights: the number of questions for the digest of the weights. A worker answers each new
+            number.
+        taken_back: whether stores may still read blocks taken back by vLLM.
+        prove: places and keys of blocks of an earlier server in host memory to verify.
+        used_host: blocks in kept host memory with ages to write down, as `used`.
+        adapters: the number of questions for the held adapters.
+        load_adapters: vLLM's requests for adapters to load before the answer.
+        expected: the expected adapters of loaded blocks.
+        receive: by waiting request, its loads.
+        unreceived: requests with promised blocks that will not be loaded.
+        pages: the blocks of each slot in moves, by group of layers with several vLLM blocks per
+            slot.
     """
 
     step: int
@@ -72,20 +72,20 @@ class StepOrders:
 
 @dataclass(slots=True)
 class StepNews:
-    """From a worker: the step that it has carried out, and how moves fared.
+    """Reports from a worker after a step.
 
     Attributes:
         step: the step's number.
-        reports: reports as `MoveReport.to_bytes` gave them; empty if there are none.
+        reports: reports in the format of `MoveReport.to_bytes`, empty without any.
         weights: the number of the question and the digest, if the step asked for it.
         adapters: the number of the last question and the digests of the held adapters, by vLLM's
             number, if either has changed.
-        proved: by place in host memory, whether the block of an earlier server was proved.
-        kept: blocks that the next server would find in this worker's host memory; None without
-            `keep`, and for ranks that share the memory of another one.
-        lost: blocks of earlier servers that were misses there, by reason.
-        unstored: blocks that the shared store did not take or return since the last news, by
-            reason.
+        proved: by place in host memory, whether the block of an earlier server is valid.
+        kept: blocks for the next server in this worker's host memory. None without `keep`, and for
+            ranks sharing the memory of a lower rank.
+        lost: missing blocks of earlier servers in this memory, by reason.
+        unstored: blocks that the shared store has failed to store or return since the last report,
+            by reason.
     """
 
     step: int
@@ -100,19 +100,19 @@ class StepNews:
 
 @dataclass(slots=True)
 class Opened:
-    """From a worker, once at start: what its tiers are.
+    """A worker's tiers, sent once at start.
 
     Attributes:
         rooms: blocks of each tier below vLLM's memory, or with several groups bytes.
-        layers: layers of each group that the worker has.
-        rows: the whole blocks that its disk found again; None without a disk.
-        weights: the digest of the weights that it has loaded.
-        others: blocks of another model in the folder of its disk.
+        layers: the worker's layers of each group.
+        rows: the whole blocks found again on its disk, or None without a disk.
+        weights: the digest of its loaded weights.
+        others: blocks of a different model in the folder of its disk.
         pinned: whether its host memory is locked.
-        kept_rows: as `rows`, of its host memory; None without `keep`, and for ranks that share the
-            memory of another one.
-        names: the fields that form names of the rank's values in a shared store, by group of
-            layers; None without a store.
+        kept_rows: as `rows`, of its host memory. None without `keep`, and for ranks sharing the
+            memory of a lower rank.
+        names: the fields in the names of the rank's values in a shared store, by group of layers,
+            or None without a store.
     """
 
     rooms: list[int]

@@ -1,7 +1,7 @@
 """Metrics of the connector: names, help texts and values.
 
-The manager's metrics are those of `kvtrie.metrics` under the prefix `vllm:kvtrie_`; the connector
-adds a few, logs the increase once a minute, and `vllm_metrics` passes all of them to vLLM.
+The manager's metrics in `kvtrie.metrics` have the prefix `vllm:kvtrie_` here. The connector adds a
+few and logs the increase once a minute, and `vllm_metrics` passes all of them to vLLM.
 Invariant: counters are exported as the increase since the last export, gauges as they are.
 Cost: 100 microseconds per export, once a second or when a server falls idle.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OWN", "ConnectorCounters", "Count", "ExportedValues", "MetricsExporter", "exported"]
 
-_LOG = logging.getLogger("vllm.kvtrie")  # vLLM shows the lines of its own loggers only
+_LOG = logging.getLogger("vllm.kvtrie")  # below vLLM's logger, for its handlers
 _MINUTE_NS = 60_000_000_000
 
 ExportedValues = dict[str, dict[str, dict[str, float]]]
@@ -34,10 +34,10 @@ _PREFIX = "vllm:kvtrie_"
 
 
 class Count(NamedTuple):
-    """One exported number.
+    """An exported number.
 
     Attributes:
-        name: as a scrape has it, a counter's with `_total`.
+        name: its name in a scrape, with `_total` for a counter.
         type: counter or gauge.
         meaning: the help text.
         labels: the names of its labels in addition to vLLM's.
@@ -107,7 +107,7 @@ _MANAGERS = tuple(
 
 
 def exported() -> tuple[Count, ...]:
-    """Everything that a server with the connector exports."""
+    """Return all metrics exported by a server with the connector."""
     return OWN + tuple(
         Count(
             _PREFIX + metric.name.removeprefix("kvtrie_"),
@@ -120,14 +120,14 @@ def exported() -> tuple[Count, ...]:
 
 
 class ConnectorCounters:
-    """Counters of one server.
+    """Counters of a server.
 
     Attributes:
-        tokens: prompt tokens by where their KV came from: "host", "disk", "remote", and "asked" for
-            all that vLLM did not have itself.
-        blocks: blocks: "stored" and "loaded".
-        lost: why something was not stored or not loaded, in requests or blocks.
-        loaded: blocks and states that requests had loaded, by vLLM's number of their group.
+        tokens: prompt tokens by source of their KV: "host", "disk", "remote", and "asked" for
+            all tokens after vLLM's own hit.
+        blocks: full blocks: "written".
+        lost: failed stores, waits and loads by reason, in requests or blocks.
+        loaded: blocks and states loaded for requests, by vLLM's number of their group.
     """
 
     def __init__(self) -> None:
@@ -138,15 +138,15 @@ class ConnectorCounters:
         self._logged: tuple[int, dict[str, int]] = (0, {})
 
     def as_dict(self) -> dict[str, int]:
-        """All counters by name."""
+        """Return all counters by name."""
         named = (("tokens", self.tokens), ("blocks", self.blocks), ("lost", self.lost))
         return {f"{name} {key}": one for name, each in named for key, one in sorted(each.items())}
 
     def line(self, now: int, more: Callable[[], str] | None = None) -> None:
-        """Log what came since the last line, if that was a minute ago and there is any.
+        """Log the increases since the last line, at most once a minute and only if there are any.
 
         Args:
-            now: the time.
+            now: the time, in nanoseconds.
             more: returns a further part of the line, or "".
         """
         at, before = self._logged
@@ -184,15 +184,15 @@ class MetricsExporter:
         kept: int = 0,
         figures: Sequence[FormatFigure] = (),
     ) -> ExportedValues:
-        """All gauges, and how far counters have come since the last call.
+        """Return all gauges, and the increases of counters since the last call.
 
         Args:
-            stats: the manager's.
-            own: the connector's.
-            pinned: blocks in host memory that waiting requests have pinned.
-            waiting: requests that wait for a disk or a shared store.
-            why: the causes of computed tokens; None if they are not counted.
-            kept: blocks of host memory that the next server would find.
+            stats: the manager's statistics.
+            own: the connector's counters.
+            pinned: blocks in host memory pinned by waiting requests.
+            waiting: requests waiting for a disk or a shared store.
+            why: the causes of computed tokens, or None if they are not counted.
+            kept: blocks in host memory for the next server.
             figures: formats of the tiers and their costs.
         """
         counters: dict[str, dict[str, float]] = {}

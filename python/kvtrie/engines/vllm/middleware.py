@@ -1,14 +1,15 @@
-"""AgentHints: maps what agents' clients send to hints of the connector, in vLLM's HTTP server.
+"""AgentHints: maps fields of agent clients to hints of the connector, in vLLM's HTTP server.
 
 `vllm serve --middleware kvtrie.engines.vllm.middleware.AgentHints`. Names of sessions and markers
-of prefixes become the request's `kv_transfer_params`; an answer that ends with tool calls becomes
-commands to the control socket, if the connector has one. A tenant that the operator's front end
-names in a header is signed.
-Invariant: other paths, answers and all that is not mapped pass byte for byte: a mapped request gets
-fields after its own, and JSON's readers take the last one of a name. No error of the middleware
-fails a request; with tenants a body that is too long is refused, since it would be of no tenant.
-Cost: a body of at most 16 MiB is parsed once more; a marked prefix that is not the
-whole prompt is rendered by the server itself, and its length is kept.
+of prefixes become the request's `kv_transfer_params`. An answer ending with tool calls becomes
+commands to the control socket, if the connector has one. A tenant named in a header by the
+operator's front end is signed.
+Invariant: answers, unmapped paths and unmapped requests pass byte for byte. A mapped request gets
+additional fields at its end, because JSON parsers use the last field of a name. No error of the
+middleware fails a request. Only with tenants, a too long body is refused, because it would have no
+tenant.
+Cost: a body of at most 16 MiB is parsed a second time. The server itself renders a marked prefix
+shorter than the prompt, and its length is cached.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AgentHints"]
 
-_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
-_CALLS = {  # how the JSON of an answer shows that it calls a tool; a text has other quotes
+_LOG = logging.getLogger("vllm.kvtrie")  # below vLLM's logger, for its handlers
+_CALLS = {  # the JSON of a tool call in an answer. Quotes inside a text are escaped
     "/v1/chat/completions": b'"tool_calls":[{',
     "/v1/completions": b"",
     "/v1/messages": b'"stop_reason":"tool_use"',
@@ -51,25 +52,25 @@ _CALLS = {  # how the JSON of an answer shows that it calls a tool; a text has o
 }
 _MOST_BODY = 16 << 20
 _MARKED = 60  # the priority of a marked prefix
-_PAUSED, _PAUSE_S = 50, 60  # the priority of a session while a tool runs, and for how long
+_PAUSED, _PAUSE_S = 50, 60  # priority and least seconds of a session's retention during a tool run
 _MAPPED = "mapped"
 _TENANT = ("tenant", "tenant_mac")  # the fields of a signed tenant
 
 
 @dataclass(slots=True)
 class _Request:
-    """A request whose body was read.
+    """A request with its body.
 
     Attributes:
         scope: its scope.
         path: its path, below the application's root.
         headers: its headers.
         content: its body.
-        body: that as JSON.
+        body: its body as JSON.
         params: its `kv_transfer_params`.
-        own: what its client hints itself.
-        hints: what is added to that.
-        fields: further fields that it gets.
+        own: the client's own hints.
+        hints: the added hints.
+        fields: the added fields of its body.
     """
 
     scope: Scope
@@ -84,14 +85,14 @@ class _Request:
 
     @property
     def session(self) -> tuple[str, str] | None:
-        """Its session, and the salt of that; None without one."""
+        """Its session and the session's salt, or None."""
         name = {**self.own, **self.hints}.get("session")
         salt = self.fields.get("cache_salt", self.body.get("cache_salt"))
         return (name, salt if isinstance(salt, str) else "") if isinstance(name, str) else None
 
 
 class AgentHints:
-    """A middleware that maps fields of agents' clients to hints.
+    """A middleware for mapping fields of agent clients to hints.
 
     Args:
         app: the application below it.
@@ -106,7 +107,7 @@ class AgentHints:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request, with hints if it has a body that they can be read from."""
+        """Serve a request, with hints if its body has fields to map."""
         path = path_of(scope)
         if path not in _CALLS:
             await self._app(scope, receive, send)
@@ -139,7 +140,7 @@ class AgentHints:
         return self._settings
 
     def _read(self, scope: Scope, path: str, content: bytes | None) -> _Request | None:
-        """Return a request; None if it is not of the form that has hints."""
+        """Return a request, or None if its body cannot have hints."""
         try:
             body = None if content is None else json.loads(content)
         except (ValueError, RecursionError):  # the server says so to the client
@@ -156,7 +157,7 @@ class AgentHints:
         return _Request(scope, path, headers_of(scope), content, body, params, own or {})
 
     async def _changed(self, request: _Request) -> bytes | None:
-        """Return the body of a request with further fields; None if it gets none."""
+        """Return the body of a request with added fields, or None if it gets none."""
         self._name_tenant(request)
         try:
             request.hints |= await self._hinted(request)
@@ -175,7 +176,7 @@ class AgentHints:
             return None
 
     def _name_tenant(self, request: _Request) -> None:
-        """Sign the tenant that the front end names; what a client says of one does not count."""
+        """Sign the tenant named by the front end. A client's own tenant fields are dropped."""
         served = self._served(request.scope)
         if not served.tenant_header:
             return
@@ -194,7 +195,7 @@ class AgentHints:
         self._count("tenant", _MAPPED)
 
     async def _hinted(self, request: _Request) -> dict[str, Any]:
-        """Return the hints that follow from what a request says of its session and prompt."""
+        """Return the hints mapped from a request's session and prompt markers."""
         hints: dict[str, Any] = {}
         if "session" not in request.own and (session := self._session(request)):
             hints["session"] = session
@@ -213,7 +214,7 @@ class AgentHints:
             return None
 
     async def _retained(self, request: _Request) -> list[dict[str, Any]]:
-        """Return the ranges of the prompt that markers keep, each token in one of them."""
+        """Return the disjoint ranges of the prompt retained by markers."""
         markers, rows, start = read_markers(request.body), list[dict[str, Any]](), 0
         salt = request.fields.get("cache_salt", request.body.get("cache_salt"))
         for why in markers.strange:
@@ -233,11 +234,11 @@ class AgentHints:
         return rows
 
     def _pause(self, scope: Scope, path: str, session: tuple[str, str]) -> None:
-        """Keep a session's blocks while the tools run that its answer calls, by when they end."""
+        """Retain a session's blocks during its tool calls, and report their expected end."""
         expected = self._pauses.begin(session, self._clock())
         served = self._served(scope)
         if served.tenant_header or not served.sockets:
-            # Commands know sessions by their salt, and a tenant's have none.
+            # Commands find sessions by their salt, and a tenant's session has none.
             self._count("pause", "a tenant" if served.tenant_header else "no control socket")
             return
         rows = [{"priority": _PAUSED, "ttl_s": max(_PAUSE_S, 3 * expected)}]
@@ -253,7 +254,7 @@ class AgentHints:
     async def _command(
         self, sockets: tuple[str, ...], commands: Mapping[str, object], path: str
     ) -> None:
-        """Send commands to all ranks: one of them has the session."""
+        """Send commands to all ranks: the middleware does not know the session's rank."""
         for socket, (route, command) in product(sockets, commands.items()):
             try:
                 await asyncio.to_thread(ask, socket, route, json.dumps(command))
@@ -290,7 +291,7 @@ def _appended(content: bytes, fields: Mapping[str, Any]) -> bytes:
 
 
 def _object(given: object) -> Mapping[str, Any] | None:
-    """A mapping, an empty one for null; None for anything else."""
+    """Return a mapping, an empty mapping for null, or None for anything else."""
     if given is None:
         return {}
     return cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else None

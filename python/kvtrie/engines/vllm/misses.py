@@ -1,6 +1,6 @@
-"""Misses: the prompt tokens that admitted requests compute, by cause.
+"""Misses: the computed prompt tokens of admitted requests, by cause.
 
-Invariant: each is counted once. Cost: that of `MissCounter`.
+Invariant: each token is counted once. Cost: as `MissCounter`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Misses:
     """Counts computed tokens, and explains them to clients.
 
     Attributes:
-        why: the counts by cause; None if none are kept.
+        why: the counts by cause, or None if they are not counted.
     """
 
     def __init__(self, cache: ServedCache, settings: Settings) -> None:
         self._cache = cache
-        self._keep = max(1, settings.native_last)  # tokens of a prompt that are never loaded
+        self._keep = max(1, settings.native_last)  # trailing prompt tokens, always computed
         self._clients = settings.why_clients
         self.why: MissCounter | None = None
         if settings.why:
@@ -41,7 +41,7 @@ class Misses:
             )
 
     def admitted(self, request: Request, waiting: WaitingRequest, start: int, now: int) -> None:
-        """Count the prompt tokens that a request computes from a position on, once each."""
+        """Count the prompt tokens computed by a request from a position on, once each."""
         cache, scope, sequence = self._cache, waiting.scope, waiting.sequence
         unread = cache.resetting or not cache.identity.settled or request.skip_reading_prefix_cache
         unread = unread or scope is None
@@ -61,12 +61,12 @@ class Misses:
         self.why.admitted(Admitted(*about), start, now)
 
     def answer(self, waiting: WaitingRequest | None) -> dict[str, Any] | None:
-        """Return why the tokens of a request that ends were computed, if it asked."""
+        """Return the miss report of a finished request, if its client asked for it."""
         if waiting is None or not waiting.asked:
             return None
         return waiting.why if self._clients else dict(UNASKED)
 
     def close(self) -> None:
-        """End the thread that compares prompts."""
+        """End the thread for comparing prompts."""
         if self.why is not None:
             self.why.close()

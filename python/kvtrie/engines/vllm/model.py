@@ -1,7 +1,7 @@
-"""ServedModel: the KV of the model that a server serves, as both halves of the connector see it.
+"""ServedModel: the KV of a server's model, for both halves of the connector.
 
-Configurations that kvtrie cannot serve correctly are refused here, at start.
-Invariant: all processes of a server derive the same model from one configuration.
+Unsupported configurations are refused here, at start.
+Invariant: all processes of a server derive the same model from its configuration.
 Cost: none per step.
 """
 
@@ -41,7 +41,7 @@ _KINDS: dict[str, Literal["full", "sliding", "chunked", "state"]] = {
 
 @dataclass(frozen=True, slots=True)
 class ServedGroup:
-    """A group of layers that vLLM keeps block tables of.
+    """A group of layers with its own block tables in vLLM.
 
     Attributes:
         number: vLLM's number of the group.
@@ -58,15 +58,15 @@ class ServedGroup:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The shape and place of a server's KV.
+    """The shape of a server's KV and its distribution over ranks.
 
     Attributes:
         shape: of the layers of this process's pipeline stage, with its tensor-parallel ranks.
-        block_tokens: tokens per block, the least common multiple of those of vLLM's groups.
+        block_tokens: tokens per block, the least common multiple over vLLM's groups.
         blocks: blocks of vLLM's memory on each rank.
-        groups: the layers by group, those with full attention first.
-        hashes: vLLM's hashes of a block.
-        stages: how many pipeline stages there are.
+        groups: the layers by group, groups with full attention first.
+        hashes: the number of vLLM's hashes per block.
+        stages: the number of pipeline stages.
         alike: whether all tensor-parallel ranks of a stage have the same KV.
     """
 
@@ -80,7 +80,7 @@ class ServedModel:
 
     @property
     def ranks(self) -> int:
-        """Number of processes that hold a part of the KV."""
+        """Number of processes with a part of the KV."""
         return self.shape.tp * self.stages
 
     @property
@@ -94,17 +94,17 @@ class ServedModel:
         return len(self.groups[0].names)
 
     def room(self, tier: Tier) -> int:
-        """Return the room of a tier below vLLM's memory: blocks, or with several groups bytes.
+        """Return the capacity of a tier below vLLM's memory: blocks, or with several groups bytes.
 
         Raises:
-            ConfigError: a budget that holds no block.
+            ConfigError: a budget below a block.
         """
         if self.resume is None or tier.kind == "remote":
             return tier.room(self.shape, self.block_tokens)
         return GroupPages.of(self.shape, tier, self.block_tokens).bytes
 
     def budget(self, tier: Tier, room: int) -> Tier:
-        """Return a tier with the room that a worker has opened, as `room` gives it."""
+        """Return a tier with a capacity as returned by `room`."""
         if self.resume is None or tier.kind == "remote":
             return replace(tier, blocks=room, bytes=None)
         return replace(tier, blocks=None, bytes=room)
@@ -116,16 +116,16 @@ class ServedModel:
 
     @classmethod
     def of(cls, config: VllmConfig, caches: KVCacheConfig, *, name_weights: bool) -> ServedModel:
-        """Return the model that vLLM's configuration and KV cache config describe.
+        """Return the model of vLLM's configuration and KV cache config.
 
         Args:
             config: a `VllmConfig`.
             caches: a `KVCacheConfig`.
-            name_weights: whether KV may be found by another process; `with_weights` completes the
+            name_weights: whether KV may be found by a later process. `with_weights` completes the
                 name.
 
         Raises:
-            ConfigError: caches, or ranks, that the connector does not serve.
+            ConfigError: unsupported caches or ranks.
         """
         parallel = config.parallel_config
         if not config.cache_config.enable_prefix_caching:
@@ -140,7 +140,7 @@ class ServedModel:
                     "pipeline ranks only"
                 )
         served = _served_groups(caches)
-        # vLLM promises hits in multiples of the blocks of all groups, drafts included.
+        # vLLM returns hits in multiples of the blocks of all groups, draft layers included.
         size = math.lcm(*(group.kv_cache_spec.block_size for group in caches.kv_cache_groups))
         groups = tuple(replace(group, pages=size // spec.block_size) for group, spec in served)
         shape = _shape([(len(group.names), spec) for group, spec in served], parallel)
@@ -156,11 +156,11 @@ class ServedModel:
         return cls(shape, size, caches.num_blocks, groups, stages, alike, hashes)
 
     def require_served(self, settings: Settings) -> None:
-        """Raise unless a model with several groups is served with these settings.
+        """Raise unless a model with several groups is supported with these settings.
 
         Raises:
-            ConfigError: a setting that is supported with one group only, or a memory of vLLM that
-                has no room for a block and a resume point.
+            ConfigError: a setting supported only with a single group, or too little vLLM memory for
+                a block and a resume point.
         """
         if self.resume is None:
             return
@@ -177,7 +177,7 @@ class ServedModel:
             )
 
     def with_weights(self, digest: bytes) -> ServedModel:
-        """This model with the weights and options of all ranks in its name, if it has one."""
+        """Return this model with the weights and options of all ranks added to its name, if any."""
         if not self.shape.fingerprint:
             return self
         whose = f"{self.shape.fingerprint} weights {digest.hex()}"
@@ -185,7 +185,7 @@ class ServedModel:
 
 
 def _hashes(config: VllmConfig, caches: KVCacheConfig, size: int) -> int:
-    """vLLM's hashes of a block of some tokens, as vLLM resolves them."""
+    """Return the number of vLLM's hashes of a block, resolved as in vLLM."""
     if len(caches.kv_cache_groups) == 1:
         return 1
     specs = [group.kv_cache_spec for group in caches.kv_cache_groups]
@@ -194,15 +194,15 @@ def _hashes(config: VllmConfig, caches: KVCacheConfig, size: int) -> int:
 
 
 def _served_groups(caches: KVCacheConfig) -> list[tuple[ServedGroup, Any]]:
-    """vLLM's groups with their specs, those with full attention first.
+    """Return vLLM's groups with their specs, groups with full attention first.
 
     Raises:
-        ConfigError: a spec that is not served, or no group with full attention.
+        ConfigError: an unsupported spec, or no group with full attention.
     """
     served: list[tuple[ServedGroup, Any]] = []
     for number, group in enumerate(caches.kv_cache_groups):
         name, spec = type(group.kv_cache_spec).__name__, group.kv_cache_spec
-        # Drafts are computed again, and so is what vLLM itself never finds.
+        # KV of draft layers is recomputed, and so are groups outside vLLM's own prefix cache.
         if getattr(group, "is_eagle_group", False) or not getattr(spec, "prefix_cacheable", True):
             continue
         if name not in _KINDS:
@@ -228,9 +228,9 @@ def _served_groups(caches: KVCacheConfig) -> list[tuple[ServedGroup, Any]]:
 
 
 def _shape(groups: Sequence[tuple[int, Any]], parallel: ParallelConfig) -> ModelShape:
-    """The shape of groups, given with their numbers of layers.
+    """Return the shape of groups, given with their numbers of layers.
 
-    A layer of a block has as many bytes as vLLM's pages of the block.
+    A layer of a block has the bytes of vLLM's pages of the block.
     """
     ranks, layers = parallel.tensor_parallel_size, sum(count for count, _ in groups)
     form = _form(groups[0][1], ranks)
@@ -247,7 +247,7 @@ def _shape(groups: Sequence[tuple[int, Any]], parallel: ParallelConfig) -> Model
 
 
 def _layer_group(spec: Any, layers: tuple[int, ...], ranks: int) -> LayerGroup:  # noqa: ANN401 - any of vLLM's specs
-    """The group of layers with a spec."""
+    """Return the group of layers of a spec."""
     kind = _KINDS[type(spec).__name__]
     if kind == "state":
         sizes = zip(spec.shapes, spec.dtypes, strict=True)
@@ -255,19 +255,19 @@ def _layer_group(spec: Any, layers: tuple[int, ...], ranks: int) -> LayerGroup: 
         return LayerGroup(layers, kind, state_bytes=len(layers) * state)
     spans = {"sliding": "sliding_window", "chunked": "attention_chunk_size"}
     window = getattr(spec, spans[kind]) if kind in spans else 0
-    window += getattr(spec, "extra_retained_tokens", 0)  # which vLLM keeps for later drafts
+    window += getattr(spec, "extra_retained_tokens", 0)  # kept by vLLM for later draft tokens
     form = _form(spec, ranks)._asdict()
     return LayerGroup(layers, kind, window, **form, tokens_per_row=_tokens_per_row(spec))
 
 
 def _tokens_per_row(spec: Any) -> int:  # noqa: ANN401 - any of vLLM's specs with KV
-    """The tokens that a row of KV holds; a fraction of one counts as a token of several rows."""
+    """Return the tokens per row of KV, 1 if a token has several rows."""
     tokens = getattr(spec, "tokens_per_state", 1)
     return tokens if isinstance(tokens, int) else 1
 
 
 class _Form(NamedTuple):
-    """The fields of a shape, or of a group of layers, for the KV of one layer."""
+    """The fields of a shape, or of a group of layers, for the KV of a layer."""
 
     kv_heads: int
     head_dim: int
@@ -276,12 +276,12 @@ class _Form(NamedTuple):
 
 
 def _form(spec: Any, ranks: int) -> _Form:  # noqa: ANN401 - any of vLLM's specs with KV
-    """The form of the KV of a layer with a spec.
+    """Return the form of the KV of a layer with a spec.
 
     Raises:
-        ConfigError: a page whose bytes do not divide over its tokens.
+        ConfigError: the bytes of a page are no multiple of its tokens.
     """
-    # Where groups share memory the tensors of one with smaller pages have gaps between blocks.
+    # If groups share memory, tensors of a group with smaller pages have gaps between blocks.
     padded = getattr(spec, "page_size_padded", None) is not None
     size = spec.real_page_size_bytes if padded else spec.page_size_bytes
     tokens = spec.block_size // _tokens_per_row(spec)
@@ -291,11 +291,11 @@ def _form(spec: Any, ranks: int) -> _Form:  # noqa: ANN401 - any of vLLM's specs
     form = _Form(heads, spec.head_size, dtype, latent)
     try:
         shape = ModelShape(1, heads, spec.head_size, dtype, latent=latent, tp=ranks)
-    except ConfigError:  # a type of numbers that kvtrie has no name for
+    except ConfigError:  # a dtype unknown to kvtrie
         shape = None
     if shape is not None and shape.layer_bytes(tokens) == size:
         return form
-    # Scales and padding are in the page: its size divided by its tokens includes them.
+    # Treat the page as opaque bytes per token: they include scales and padding.
     if size % tokens:
         raise ConfigError(f"a page of {size} bytes does not divide over its {tokens} rows")
     return _Form(1, size // tokens, "uint8", latent=True)

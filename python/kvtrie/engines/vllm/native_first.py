@@ -1,12 +1,12 @@
-"""NativeFirst: the first blocks of prompts, which tiers in fewer bits keep as the engine has them.
+"""NativeFirst: the first blocks of prompts, stored in the engine's format on quantized tiers.
 
-Slots of such a tier have one size. So the manager sees each of those blocks as several blocks in a
-row with the same tokens, its *parts*: a slot has a part of the block's bytes, as they are. Budget,
-eviction, disk, kept memory and a shared store treat a part as any other block. Positions in the
-manager's sequence are *stretched*. A slot number of the engine's tier also says which part is
-meant: part p of the block in slot s is slot `(p + 1) * slots + s`.
+All slots of a quantized tier have the same size. So the manager sees each native block as several
+consecutive blocks with the same tokens, its *parts*, and a slot has a part of the block's bytes,
+unconverted. Budget, eviction, disk, kept memory and a shared store treat a part as a block.
+Positions in the manager's sequence are *stretched*. A slot number of the engine's tier includes
+the part: part p of the block in slot s is slot `(p + 1) * slots + s`.
 Invariant: a block is found only with all of its parts, and its name has the number of parts and
-of native tokens. Cost: arithmetic per request and step; nothing with `tokens=0`.
+of native tokens. Cost: arithmetic per request and step, nothing with `tokens=0`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ __all__ = ["NativeFirst"]
 
 @dataclass(frozen=True, slots=True)
 class NativeFirst:
-    """Tokens at the start of a prompt that tiers keep in the engine's format.
+    """Tokens at the start of a prompt, stored on all tiers in the engine's format.
 
     Attributes:
-        tokens: those tokens, a multiple of `block_tokens`; 0 for none.
-        parts: slots of a tier that one of their blocks takes.
+        tokens: the number of these tokens, a multiple of `block_tokens`, or 0.
+        parts: slots of a tier per native block.
         block_tokens: tokens of a block.
         slots: blocks of the engine's memory.
     """
@@ -51,7 +51,7 @@ class NativeFirst:
 
     @classmethod
     def of(cls, settings: Settings, model: ServedModel) -> NativeFirst:
-        """Return that of a server."""
+        """Return the native blocks of a server."""
         size, layout = model.block_tokens, FORMATS[settings.format]
         if not settings.native_first or layout is None:
             return cls(0, 0, size, model.blocks)
@@ -61,10 +61,10 @@ class NativeFirst:
         return cls(-(-settings.native_first // size) * size, parts, size, model.blocks)
 
     def require_room(self, blocks: int) -> None:
-        """Raise unless a host tier of a number of blocks has room for these tokens and one block.
+        """Check a host tier of `blocks` blocks for room for these tokens and a further block.
 
         Raises:
-            ConfigError: it has not.
+            ConfigError: too few blocks.
         """
         taken = self.tokens // self.block_tokens * self.parts
         if taken >= blocks:
@@ -76,7 +76,7 @@ class NativeFirst:
     def stretch(self, count: int) -> int:
         """Return the length of the manager's sequence for the first tokens of a prompt.
 
-        Of a block that is not full, no part is.
+        A native block counts only if it is full.
         """
         if not self.tokens:
             return count
@@ -84,9 +84,9 @@ class NativeFirst:
         return count + full * (self.parts - 1) * self.block_tokens
 
     def shrink(self, count: int) -> int:
-        """Return the tokens of a prompt that a length of the manager's sequence has.
+        """Return the tokens of a prompt for a length of the manager's sequence.
 
-        A block of which a part is missing does not count.
+        A block without all of its parts does not count.
         """
         if not self.tokens:
             return count
@@ -110,7 +110,7 @@ class NativeFirst:
         return [slot + part for slot in slots[:native] for part in parts] + slots[native:]
 
     def sequence(self, tokens: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Return the manager's sequence of tokens of a prompt."""
+        """Return the manager's sequence for the tokens of a prompt."""
         full = min(len(tokens), self.tokens) // self.block_tokens * self.block_tokens
         if not full:
             return tokens
@@ -118,7 +118,7 @@ class NativeFirst:
         return np.concatenate((first.reshape(-1), tokens[full:]))
 
     def scope(self, scope: Scope) -> Scope:
-        """Return the scope of a prompt's blocks: their names say which of them are native."""
+        """Return the scope of a prompt's blocks, with the number of native tokens and parts."""
         if not self.tokens:
             return scope
         return replace(
@@ -128,14 +128,14 @@ class NativeFirst:
         )
 
     def hint(self, hint: Hint) -> Hint:
-        """Return a hint on the manager's sequence whose range counts tokens of the prompt."""
+        """Return a hint with its range converted to the manager's sequence."""
         if not self.tokens or not isinstance(hint, Retain):
             return hint
         end = None if hint.end is None else self._border(hint.end)
         return replace(hint, start=self._border(hint.start), end=end)
 
     def command(self, command: Command) -> Command:
-        """Return an operator's command on the manager's sequence."""
+        """Return an operator's command converted to the manager's sequence."""
         if not self.tokens:
             return command
         ranges = [
@@ -151,10 +151,10 @@ class NativeFirst:
         return replace(command, tokens=tokens, ranges=tuple(ranges))
 
     def _border(self, token: int) -> int:
-        """An end of a range: blocks belong to it by their first token, parts with their block."""
+        """Return the end of a range: a block belongs to the range of its first token."""
         return self.stretch(-(-token // self.block_tokens) * self.block_tokens)
 
     def _place(self, token: int) -> int:
-        """The place of a token in the manager's sequence, in the first part of its block."""
+        """Return the position of a token in the manager's sequence, in its block's first part."""
         size = self.block_tokens
         return self.stretch(token // size * size) + token % size

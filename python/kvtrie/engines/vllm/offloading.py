@@ -1,12 +1,12 @@
 """KvtrieOffloadingSpec: vLLM's `OffloadingConnector` over kvtrie's order of eviction and its disk.
 
 `spec_name: "KvtrieOffloadingSpec"`, `spec_module_path: "kvtrie.engines.vllm.offloading"`. vLLM's
-own manager of host memory decides with `KvtrieCachePolicy`; `disk` puts a `KvtrieDiskTier` below.
+own manager of host memory evicts with `KvtrieCachePolicy`. `disk` adds a `KvtrieDiskTier` below.
 vLLM has no copy kernels for CPUs, so copies there are plain torch copies.
-Workers write the digest of their weights on a `Board`, where the disk tier reads it.
-vLLM makes the scheduler's part after all workers have opened host memory, so that part removes
-the names of the board and, on CPUs, of this memory: no end of the server leaves them.
-Invariant: copies into and out of vLLM's memory have ended when they are submitted, on CPUs.
+Workers write the digest of their weights on a `Board`, and the disk tier reads it.
+vLLM creates the scheduler's part after all workers have opened host memory. So the scheduler's part
+removes the files of the board and, on CPUs, of this memory, and a crash leaves no files.
+Invariant: on CPUs, copies into and out of vLLM's memory are done when submitted.
 Cost: a copy per chunk and tensor.
 """
 
@@ -62,8 +62,8 @@ class KvtrieOffloadingSpec(TieringOffloadingSpec):
     """Host memory and, if `disk` is given, a folder below it.
 
     Args:
-        config: vLLM's; its `extra_config` has `cpu_bytes_to_use`, and may have `disk`, with `path`
-            and `bytes` or `blocks`.
+        config: vLLM's configuration. Its `extra_config` has `cpu_bytes_to_use`, and may have
+            `disk`, with `path` and `bytes` or `blocks`.
 
     Raises:
         ConfigError: a disk with unknown keys or without a path.
@@ -79,12 +79,12 @@ class KvtrieOffloadingSpec(TieringOffloadingSpec):
         self._disk = any(kind in ("KvtrieDiskTier", "kvtrie") for kind in kinds)
 
     def board(self) -> Board:
-        """The board on which this engine's workers write the digests of their weights."""
+        """Open the board with the digests of this engine's weights."""
         return Board(self._engine_id, self.config.parallel.world_size)
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
-        """Those of vLLM's tiers, and the hints and requests that were not served."""
+        """Return the metrics of vLLM's tiers, and counts of ignored hints and contained errors."""
         named = super().build_metric_definitions(dict(_with_tiers(extra_config)))
         return named | {
             name: OffloadingCounterMetadata(documentation=meaning)
@@ -92,7 +92,7 @@ class KvtrieOffloadingSpec(TieringOffloadingSpec):
         }
 
     def get_manager(self) -> OffloadingManager:
-        """vLLM's manager of chunks, whose statistics have `_COUNTED` as well."""
+        """Return vLLM's manager of chunks, with `_COUNTED` added to its statistics."""
         manager = cast("TieringOffloadingManager", super().get_manager())
         if self._boundaries is None:
             parts: list[object] = [manager.primary_tier._policy, *manager.secondary_tiers]  # noqa: SLF001 - vLLM has no other way to a policy
@@ -103,20 +103,20 @@ class KvtrieOffloadingSpec(TieringOffloadingSpec):
         return manager
 
     def _remove_names(self) -> None:
-        """Remove the names of memory that every process of the server has opened."""
+        """Unlink shared memory already opened by every process of the server."""
         region = self._scheduler_mmap
-        if current_platform.is_cpu() and region is not None and not region._creator:  # noqa: SLF001 - a worker made it
+        if current_platform.is_cpu() and region is not None and not region._creator:  # noqa: SLF001 - a worker created it
             Path(region.mmap_path).unlink(missing_ok=True)
-        if self._disk:  # which has read what all workers wrote
+        if self._disk:  # it has read the digests of all workers
             self.board().close()
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        """Return the worker that copies between vLLM's memory and the host's.
+        """Return the worker for copies between vLLM's memory and host memory.
 
         Raises:
-            ConfigError: a disk and adapters: a tier is not given the adapter of a request. A disk
-                and media whose tensors do not come to the scheduler's process. The canonical layout
-                on CPUs.
+            ConfigError: a disk with adapters, because a tier does not receive the adapter of a
+                request. A disk with media, if their tensors are not sent to the scheduler's
+                process. The canonical layout on CPUs.
         """
         if not self._disk:
             return self._copier(kv_caches)
@@ -167,13 +167,13 @@ class KvtrieOffloadingSpec(TieringOffloadingSpec):
 
 
 class NamedWorker(OffloadingWorker):
-    """A worker that names its weights on a board, at start and whenever it is asked.
+    """A worker with the digest of its weights on a board, updated at start and on request.
 
     Args:
-        worker: copies.
-        identity: returns the digest of what the worker computes with.
-        board: where the names are.
-        rank: this worker's.
+        worker: makes the copies.
+        identity: returns the digest of the worker's weights.
+        board: the board for the digest.
+        rank: the rank of this worker.
     """
 
     def __init__(
@@ -200,15 +200,15 @@ class NamedWorker(OffloadingWorker):
         job_id: int,
         src_spec: LoadStoreSpec,
         dst_spec: GPULoadStoreSpec,
-        expedited: bool = False,  # noqa: FBT001, FBT002 - as vLLM has it
+        expedited: bool = False,  # noqa: FBT001, FBT002 - vLLM's signature
     ) -> bool:
-        """Copy blocks out of host memory; from vLLM 0.33 on before other loads, if that is said."""
+        """Copy blocks out of host memory. vLLM passes `expedited` from 0.33 on."""
         if expedited:
             return self._inner.submit_load(job_id, src_spec, dst_spec, expedited=True)
         return self._inner.submit_load(job_id, src_spec, dst_spec)
 
     def get_finished(self) -> list[TransferResult]:
-        """The jobs that have ended; vLLM asks once per step."""
+        """Return the finished jobs. vLLM calls this once per step."""
         self._answer()
         return self._inner.get_finished()
 
@@ -217,12 +217,12 @@ class NamedWorker(OffloadingWorker):
         self._inner.wait(job_ids)
 
     def shutdown(self) -> None:
-        """Give host memory back."""
+        """Close host memory."""
         self._inner.shutdown()
 
 
 class PlainWorker(OffloadingWorker):
-    """Copies by indexing, for memory that no kernel of vLLM copies.
+    """Copies by indexing, for memory without copy kernels in vLLM.
 
     Args:
         kv_caches: vLLM's tensors, a row per block.
@@ -258,7 +258,7 @@ class PlainWorker(OffloadingWorker):
         job_id: int,
         src_spec: LoadStoreSpec,
         dst_spec: GPULoadStoreSpec,
-        expedited: bool = False,  # noqa: ARG002, FBT001, FBT002 - as vLLM has it
+        expedited: bool = False,  # noqa: ARG002, FBT001, FBT002 - vLLM's signature
     ) -> bool:
         """Copy blocks out of host memory."""
         for here, there in self._pages(dst_spec, src_spec):
@@ -267,18 +267,18 @@ class PlainWorker(OffloadingWorker):
         return True
 
     def get_finished(self) -> list[TransferResult]:
-        """The jobs since the last call: all that were submitted."""
+        """Return all jobs submitted since the last call."""
         done, self._done = self._done, []
         return done
 
     def wait(self, job_ids: set[int]) -> None:
-        """Nothing: no job is under way."""
+        """Do nothing: no job is in flight."""
 
     def shutdown(self) -> None:
-        """Give host memory back."""
+        """Close host memory."""
         self._there = []
         if not Path(self._region.mmap_path).exists():
-            self._region._creator = False  # noqa: SLF001 - vLLM would report that it has no name
+            self._region._creator = False  # noqa: SLF001 - else vLLM reports its missing file
         self._region.cleanup()
 
     def _pages(
@@ -286,8 +286,8 @@ class PlainWorker(OffloadingWorker):
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield each page of the blocks, in vLLM's memory and in host memory.
 
-        The first block of a group may be in the middle of its chunk. A block has pages in the
-        tensors of its group only: in others these bytes may be another block's.
+        The first block of a group may be in the middle of its chunk. A block has pages only in the
+        tensors of its group: elsewhere these bytes may belong to a different block.
         """
         spec = cast("BlockIDsLoadStoreSpec", chunks)
         ids, places = np.asarray(blocks.block_ids).tolist(), np.asarray(spec.block_ids).tolist()
@@ -312,7 +312,7 @@ def _stats(
     boundaries: list[Boundary],
     before: Counter[str],
 ) -> OffloadingConnectorStats | None:
-    """vLLM's statistics, and what boundaries have counted since the last call."""
+    """Return vLLM's statistics with the boundaries' counts since the last call."""
     stats = vllms()
     counts = (sum(each.hints for each in boundaries), sum(each.failures for each in boundaries))
     for name, count in zip(_COUNTED, counts, strict=True):
@@ -324,7 +324,7 @@ def _stats(
 
 
 def _require_tensors_of_media(config: VllmConfig) -> None:
-    """Refuse a disk where vLLM's chunks would have names of media that clients chose."""
+    """Refuse a disk if vLLM's chunks would have media names chosen by clients."""
     media = config.model_config.multimodal_config
     shared = media is not None and media.mm_processor_cache_type == "shm"
     if shared or config.ec_transfer_config is not None:
@@ -337,7 +337,7 @@ def _require_tensors_of_media(config: VllmConfig) -> None:
 
 
 def _with_tiers(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that vLLM's own tiers read."""
+    """Return the configuration for vLLM's own tiers."""
     given = dict(extra)
     given.setdefault("eviction_policy", "KvtrieCachePolicy")
     given.setdefault("cache_policy_module_path", "kvtrie.engines.vllm.cache_policy")

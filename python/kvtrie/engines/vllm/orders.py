@@ -1,11 +1,11 @@
-"""Orders: the moves that workers carry out with a step, before it and inside it.
+"""Orders: the moves issued to workers with a step, executed before or during the step.
 
-The stores of blocks that a step will fill go out with its orders and are carried out inside it. Its
-blocks are committed when vLLM reports that it is finished; stores that found no room go out with
-the next step's orders, which the workers carry out before that step writes anything. So a slot that
-vLLM has taken back, by an end, an abort or a preemption, is read before another request can write
-it, and never after. Stores that could not go out by then are cancelled.
-Cost: a comparison per running request and step; array operations over the moves.
+Stores of blocks filled by a step are issued with its orders and executed during the step. The
+blocks are committed when vLLM reports the step as finished. Stores without room are issued with the
+next step's orders, and workers execute them before this step writes anything. So if vLLM takes a
+slot back after an end, an abort or a preemption, the slot is read before a new request can write
+it, and never after. Stores not issued by then are cancelled.
+Cost: a comparison per running request and step, and array operations over the moves.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = ["Orders"]
 
 
 class Orders:
-    """Makes the orders of each step.
+    """Builds the orders of each step.
 
     Attributes:
-        forget: whether workers are to forget all that lower tiers hold.
+        forget: whether workers are to forget all blocks on lower tiers.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Orders:
         self.forget = False
 
     def make(self, output: SchedulerOutput, now: int) -> StepOrders:
-        """Return the orders of the step that vLLM has just scheduled."""
+        """Return the orders of the step just scheduled by vLLM."""
         cache, requests, moves = self._cache, self._requests, self._cache.moves
         scheduled = output.num_scheduled_tokens
         for ident in [ident for ident in requests.running if ident not in scheduled]:
@@ -95,7 +95,7 @@ class Orders:
         return made
 
     def _extend(self, output: SchedulerOutput) -> None:
-        """Name the slots that running requests were given for this step."""
+        """Bind the slots newly allocated to running requests for this step."""
         cached, identity = output.scheduled_cached_reqs, self._cache.identity
         for ident, new in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if not new or not any(new):  # most steps give most requests none
@@ -112,7 +112,7 @@ class Orders:
                     identity.written(given)
 
     def _note_states(self, output: SchedulerOutput) -> None:
-        """Note the states that this step leaves at borders, in blocks that vLLM keeps for now."""
+        """Record the states written by this step at borders, in blocks kept by vLLM for now."""
         offered = getattr(output, "kv_connector_block_state", None)
         if offered is None:
             return
@@ -128,7 +128,7 @@ class Orders:
                     run.states.append((cache.step, place[number], at, slot))
 
     def _plan(self, output: SchedulerOutput) -> list[tuple[RunningRequest, int]]:
-        """Note which blocks this step will have filled, once it has finished."""
+        """Record the blocks filled by this step once it is finished."""
         rows: list[tuple[RunningRequest, int]] = []
         drafts, counts = output.scheduled_spec_decode_tokens, output.num_scheduled_tokens
         cached, runs = output.scheduled_cached_reqs, self._requests.running
@@ -149,7 +149,7 @@ class Orders:
     def _store_ahead(
         self, rows: list[tuple[RunningRequest, int]], parts: list[Moves], now: int
     ) -> list[Moves]:
-        """Begin the stores of blocks that this step will fill; what else goes out joins `parts`."""
+        """Start stores of blocks filled by this step. Evictions for them are added to `parts`."""
         begun, size = False, self._cache.size
         for run, upto in rows:
             first, last = run.lease.tokens // size, upto // size
@@ -163,12 +163,12 @@ class Orders:
             out: NDArray[np.bool_] = moves.src == 0
             if out.all():
                 ahead.append(moves)
-            else:  # evictions from host memory that make room for them
+            else:  # evictions from host memory to make room for them
                 ahead.append(moves[out])
                 parts.append(moves[~out])
         return ahead
 
     def _ages(self, tier: int, now: int) -> list[IndexRow]:
-        """Blocks of a tier whose ages are to be written."""
+        """Return the blocks of a tier with ages to write."""
         used = self._cache.used.get(tier)
         return [*used.take(now, idle=not self._requests.running)] if used else []

@@ -1,8 +1,8 @@
-"""PageSlots: the slots of groups of layers whose blocks hold fewer tokens than the manager's.
+"""PageSlots: the slots of groups with smaller blocks in vLLM than in the manager.
 
-vLLM gives each group blocks of its own number of tokens, and promises hits in multiples of all of
-them. That multiple is the manager's block, so a slot of such a group is several of vLLM's blocks,
-here called pages:
+In vLLM each group has its own block size in tokens, and hits are in common multiples of all sizes.
+The manager's block has the least common multiple. So a slot of a group with smaller blocks is
+several of vLLM's blocks, called pages here:
 
 ```text
 block of 64 tokens |        0        |        1        |
@@ -10,8 +10,8 @@ group 0, pages of 32 |  17  |   4    |   9   |   30    |   slot 1 = (17, 4), slo
 group 1, pages of 64 |       5       |       12        |   slots 5 and 12
 ```
 
-Invariant: a slot has one set of pages while a lease names it, and until the orders that read it are
-made. Cost: a dictionary entry per slot of a running request.
+Invariant: the pages of a slot are fixed while it is bound to a lease, and until the orders reading
+it are built. Cost: a dictionary entry per slot of a running request.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 __all__ = ["PageSlots", "Pages"]
 
 Pages: TypeAlias = tuple[int, ...]
-"""vLLM's blocks of a slot, in the order of their tokens; 0 for one that vLLM dropped."""
+"""vLLM's blocks of a slot, in the order of their tokens, 0 for a dropped block."""
 
 
 @dataclass(slots=True)
 class _Names:
-    """Slots of one group.
+    """Slots of a group.
 
     Attributes:
-        slots: the slots that leases name, by their pages.
-        pages: the pages of every slot that was named.
-        uses: of each slot, the leases that name it.
-        free: slots that no lease names.
+        slots: the slots bound to leases, by their pages.
+        pages: the pages of every slot ever bound.
+        uses: by slot, the number of leases it is bound to.
+        free: slots bound to no lease.
     """
 
     slots: dict[Pages, int] = field(default_factory=dict[Pages, int])
@@ -56,7 +56,7 @@ class PageSlots:
 
     Args:
         groups: the groups of the model's layers.
-        blocks: blocks of vLLM's memory, which is also the number of slots.
+        blocks: blocks of vLLM's memory, also the number of slots.
     """
 
     def __init__(self, groups: Sequence[ServedGroup], blocks: int) -> None:
@@ -65,19 +65,19 @@ class PageSlots:
         self._blocks = blocks
 
     def wide(self, group: int) -> int:
-        """Pages of a slot of a group; states have one."""
+        """Return the pages per slot of a group, 1 for states."""
         return self._wide[group]
 
     def name(self, group: int, pages: Sequence[int], partial: range | None = None) -> list[int]:
-        """Return the slots that pages make up, until `end`.
+        """Return the slots of pages, in use until `end`.
 
         Args:
             group: the group.
             pages: the pages, whole slots.
-            partial: indices of the slots in which the first pages may have been dropped.
+            partial: indices of slots that may lack their first pages, dropped by vLLM.
 
         Returns:
-            The slots; 0 for one with dropped pages, and where no slot is free.
+            The slots, 0 for a slot with unexpectedly dropped pages or if no slot is free.
         """
         wide = self._wide[group]
         if wide == 1:
@@ -101,7 +101,7 @@ class PageSlots:
         return slot
 
     def end(self, group: int, slots: Iterable[int]) -> None:
-        """End a use of slots; their pages stay known until the slots are named again."""
+        """End a use of slots. Their pages stay known until the slots are reused."""
         names = self._names[group]
         for slot in filter(None, slots) if self._wide[group] > 1 else ():
             names.uses[slot] -= 1
@@ -110,7 +110,7 @@ class PageSlots:
                 names.free.append(slot)
 
     def of_moves(self, parts: Iterable[Moves]) -> dict[int, dict[int, Pages]]:
-        """Return the pages of all slots of vLLM's memory that moves read or write, by group."""
+        """Return the pages of all slots in vLLM's memory read or written by moves, by group."""
         found: dict[int, dict[int, Pages]] = {}
         for moves in parts if max(self._wide) > 1 else ():
             slots = np.where(moves.src == 0, moves.src_slot, moves.dst_slot)

@@ -1,8 +1,8 @@
-"""The plug-in: makes kvtrie's names known to vLLM.
+"""The plug-in: registers kvtrie's classes in vLLM.
 
 The entry point `vllm.general_plugins` calls `register` in every process of a server, and more than
-once. Invariant: it imports nothing but vLLM's tables, and doing it again changes nothing; a table
-that a version of vLLM does not have is passed over. Cost: a dictionary entry for each name.
+once. Invariant: it imports only vLLM's registries, and repeated calls change nothing. A registry
+missing in a version of vLLM is skipped. Cost: a dictionary entry per class.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _TABLES = (
 
 
 def register() -> None:
-    """Enter each name, by the path of its module, unless it is known already."""
+    """Register each class by the path of its module, unless it is registered already."""
     for at, (module, path, row) in enumerate(_TABLES):
         table, method = path.split(".")
         try:
-            if at:  # vLLM before 0.31 has the tables, and classes that ours do not fit
+            if at:  # vLLM before 0.31 has the registries, but incompatible classes
                 import_module("vllm.v1.kv_hints")
             enter = getattr(getattr(import_module(module), table), method)
         except (ImportError, AttributeError):
-            if not at:  # without connectors there is nothing that we could be
+            if not at:  # without connectors kvtrie cannot work
                 raise
             continue
         try:
             enter(*row)
-        except ValueError as error:  # how vLLM says that the name is there
+        except ValueError as error:  # vLLM's error for a registered name
             if "already registered" not in str(error):
                 raise

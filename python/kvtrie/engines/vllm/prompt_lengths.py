@@ -1,9 +1,9 @@
-"""PromptLengths: the tokens of a prompt that ends where a client marked it.
+"""PromptLengths: the number of tokens of a prompt up to a client's marker.
 
-Only the server knows its template and tokenizer, so it counts the tokens of the shorter body
-itself, by a request inside of the process that has the client's headers.
-Invariant: a length that is found sooner, because it is known, was asked for with the same salt and
-`Authorization`. Cost: a body is rendered once; at most 4096 lengths of 150 bytes are kept.
+Only the server knows its template and tokenizer. So it counts the tokens of the shorter body itself
+in a request within the process, with the client's headers.
+Invariant: a cached length is reused only for the same salt and `Authorization`.
+Cost: a body is rendered once. At most 4096 lengths of 150 bytes are cached.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["PromptLengths"]
 
 _MOST = 4096
 _SUCCESS = 200
-_COUNTS = {  # the path that counts tokens; vLLM has that of responses with `--enable-scale-out`
+_COUNTS = {  # paths for counting tokens. For responses, vLLM needs `--enable-scale-out`
     "/v1/chat/completions": "/tokenize",
     "/v1/messages": "/v1/messages/count_tokens",
     "/v1/responses": "/v1/responses/render",
@@ -52,7 +52,7 @@ _RENDERED = (
 
 
 class PromptLengths:
-    """Lengths of the beginnings of prompts.
+    """Lengths of prompt prefixes.
 
     Args:
         app: the server.
@@ -65,14 +65,14 @@ class PromptLengths:
     async def of(
         self, scope: Scope, path: str, body: Mapping[str, Any], place: Place, salt: object
     ) -> int | None:
-        """Return the tokens of a prompt that ends at a place; None if it cannot be rendered.
+        """Return the tokens of a prompt up to `place`, or None if it cannot be rendered.
 
         Args:
-            scope: of the request.
+            scope: the request's scope.
             path: its path, below the application's root.
             body: its body.
             place: the end.
-            salt: the `cache_salt` that it is served with.
+            salt: its `cache_salt`.
         """
         if path not in _COUNTS:
             return None
@@ -95,6 +95,6 @@ class PromptLengths:
 
 
 def _count(answer: Mapping[str, Any]) -> int:
-    """The tokens that an answer counts."""
+    """Return the number of tokens in an answer."""
     counts = (answer[name] for name in ("count", "input_tokens") if name in answer)
     return int(next(counts, None) or len(answer["token_ids"]))

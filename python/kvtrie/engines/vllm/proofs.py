@@ -1,11 +1,11 @@
-"""Proofs: blocks in host memory that an earlier server left and that no worker has proved yet.
+"""Proofs: unverified blocks of an earlier server in host memory.
 
-Only verified blocks are reported to vLLM. So the scheduler asks the workers for the checksums of
-the blocks of a waiting request, and the request waits until every rank has answered.
-Invariant: a slot counts as proved once all ranks have proved it, or once it is written again; a
-slot that one rank found damaged is a miss until then.
-Cost: nothing once all slots are proved; before that a step per matched block in host memory, and 40
-bytes per block that was found.
+Only verified blocks are reported to vLLM. So the scheduler asks the workers to verify the checksums
+of the blocks of a waiting request, and the request waits until every rank has answered.
+Invariant: a slot is verified once all ranks have answered, or once it is rewritten. A slot found
+damaged by any rank is a miss until it is rewritten.
+Cost: nothing once all slots are verified. Before, a step per matched block in host memory, and 40
+bytes per restored block.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ __all__ = ["Proofs"]
 
 
 class Proofs:
-    """Slots of host memory, by group of layers, and the proofs that they lack.
+    """Unverified slots of host memory, by group of layers.
 
     Args:
-        index: the blocks that every rank found again in host memory.
+        index: the blocks found again by every rank in host memory.
         ranks: number of workers.
 
     Attributes:
-        damaged: number of blocks that a rank found damaged.
+        damaged: number of blocks found damaged.
     """
 
     def __init__(self, index: Index, ranks: int) -> None:
         slots, self._keys, groups = index.slot.astype(np.int64), index.key, index.group
-        # By group, row of each slot in `_keys`; below 0 once it is proved.
+        # By group, row of each slot in `_keys`, below 0 once the slot is verified.
         self._rows = [
             np.full(int(slots[groups == group].max(initial=-1)) + 1, -1, dtype=np.int64)
             for group in range(int(groups.max(initial=0)) + 1)
@@ -48,27 +48,28 @@ class Proofs:
         for group, rows in enumerate(self._rows):
             rows[slots[groups == group]] = np.flatnonzero(groups == group)
         self._unproved = len(slots)
-        self._asked: dict[Place, set[int]] = {}  # the ranks that have answered
+        self._asked: dict[Place, set[int]] = {}  # the ranks with an answer
         self._new: list[Place] = []
         self._bad: set[Place] = set()
         self._ranks = ranks
         self.damaged = 0
 
     def __bool__(self) -> bool:
-        """Whether any slot is not proved."""
+        """Return whether any slot is unverified or damaged."""
         return bool(self._unproved or self._bad)
 
     @property
     def pending(self) -> bool:
-        """Whether workers are still to answer."""
+        """Whether workers have unanswered questions."""
         return bool(self._asked)
 
     def usable(self, blocks: Sequence[MatchedBlock]) -> tuple[int, bool]:
-        """Return how many leading blocks are proved, and whether proofs of more are on their way.
+        """Return the number of verified leading blocks, and whether more are being verified.
+
+        Starts the verification of unverified copies in host memory.
 
         Args:
-            blocks: blocks whose first group is whole in host memory; copies there without a proof
-                are asked for.
+            blocks: blocks with their first group whole in host memory.
         """
         proved, waits = len(blocks), False
         for at, block in enumerate(blocks):
@@ -95,10 +96,10 @@ class Proofs:
         ]
 
     def questions(self, stores: Iterable[Moves]) -> list[tuple[Place, bytes]]:
-        """Return places and keys of the blocks that workers are to prove with the next step.
+        """Return places and keys of the blocks to verify with the next step.
 
         Args:
-            stores: the moves of that step; slots that they write need no proof.
+            stores: the moves of this step. Slots written by them need no verification.
         """
         if self:
             for moves in stores:
@@ -113,10 +114,10 @@ class Proofs:
         ]
 
     def on_answers(self, rank: int, answers: Mapping[Place, bool]) -> None:
-        """Take in which blocks a rank has proved."""
+        """Record a rank's answers: by place, whether its block is valid."""
         for place, good in answers.items():
             if place not in self._asked:
-                continue  # written again since
+                continue  # rewritten since
             self._asked[place].add(rank)
             if not good and place not in self._bad:
                 self._bad.add(place)
@@ -125,7 +126,7 @@ class Proofs:
                 self._settle(place)
 
     def clear(self) -> None:
-        """Forget all slots, which are empty now."""
+        """Forget all slots, after host memory was emptied."""
         self._unproved, self._asked, self._new, self._bad = 0, {}, [], set()
         for rows in self._rows:
             rows.fill(-1)

@@ -1,10 +1,10 @@
-"""The storage of one rank in a shared store, and the blocks that the store did not take or return.
+"""The storage of a rank in a shared store, and its counts of failed blocks.
 
-Each tensor-parallel rank and pipeline stage has its own part of a block, and of several groups of
-layers a value for each. Latent KV is equal on the tensor-parallel ranks of a stage: the first of
-them writes it, all read it.
-Invariant: two parts of a block, and parts of two divisions, have different names. Cost: none per
-step without losses.
+Each tensor-parallel rank and pipeline stage has its own part of a block, with a value per group of
+layers. Latent KV is equal on the tensor-parallel ranks of a stage: the first rank writes it, and
+all ranks read it.
+Invariant: different parts of a block, and parts under different divisions into ranks, have
+different names. Cost: none per step without losses.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class RankStore:
 
     Args:
         tier: the remote tier.
-        model: the KV that is served.
-        layout: the layout of the rank's host memory; None is the model's own.
-        rank: the rank, of all that hold a part of the KV.
+        model: the served KV.
+        layout: the layout of the rank's host memory, or None for the model's own.
+        rank: the rank, among all ranks with a part of the KV.
 
     Attributes:
         storage: the storage.
-        names: the fields that form names of the rank's values, by group of layers.
+        names: the fields in the names of the rank's values, by group of layers.
         writes: whether this rank writes blocks.
 
     Raises:
-        ConfigError: a store or secret that cannot be opened.
+        ConfigError: the store or the secret cannot be opened.
     """
 
     def __init__(self, tier: Tier, model: ServedModel, layout: Layout | None, rank: int) -> None:
@@ -69,7 +69,7 @@ class RankStore:
         self._before: Counter[str] = Counter()
 
     def lost(self) -> dict[str, int]:
-        """Return the blocks that were lost since the last call, by reason."""
+        """Return the number of blocks lost since the last call, by reason."""
         stats = self.storage.stats()
         now = Counter(
             {

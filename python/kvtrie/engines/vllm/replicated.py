@@ -1,9 +1,9 @@
-"""ReplicatedRanks: the ranks of a machine that compute the same KV, stored once for all of them.
+"""ReplicatedRanks: the ranks of a machine with equal KV, stored once for all of them.
 
-Latent KV is the same on every tensor-parallel rank. Ranks of one machine share one pool of host
-memory as large as theirs together: each stores an equal part of the blocks and loads any, and the
-first of them has the disk.
-Invariant: all ranks of a group come to the same partition. Cost: two exchanges between the ranks,
+Latent KV is equal on all tensor-parallel ranks. The ranks of a machine share a pool of host memory
+with the size of all their pools together. Each rank stores an equal part of the blocks and loads
+any block. The first rank has the disk.
+Invariant: all ranks of a group derive the same partition. Cost: two exchanges between the ranks,
 at start.
 """
 
@@ -26,12 +26,12 @@ __all__ = ["ReplicatedRanks"]
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedRanks:
-    """This rank's place among those of its machine.
+    """The position of this rank among the ranks of its machine.
 
     Attributes:
-        place: how many of them come before it; the first one has the disk.
-        first: the rank of the first one in the group.
-        count: how many they are.
+        place: the local rank. Local rank 0 has the disk.
+        first: the group rank of local rank 0.
+        count: the number of local ranks.
     """
 
     place: int = 0
@@ -40,11 +40,11 @@ class ReplicatedRanks:
 
     @classmethod
     def of(cls, rank: int, gather: Callable[[Any], list[Any]] | None) -> ReplicatedRanks:
-        """The ranks on the machine of this one.
+        """Find the ranks on this machine.
 
         Args:
-            rank: this one's in its group.
-            gather: the exchange within the group; None for a rank whose KV no other has.
+            rank: the rank in its group.
+            gather: the exchange within the group, or None for a rank with unique KV.
         """
         if gather is None:
             return cls()
@@ -53,17 +53,17 @@ class ReplicatedRanks:
         return cls(mine.index(rank), mine[0], len(mine))
 
     def share(self, size: int, gather: Callable[[Any], list[Any]]) -> SharedMemory:
-        """Map `size` bytes of memory that all ranks share.
+        """Map `size` bytes of memory shared by all local ranks.
 
         Raises:
-            ConfigError: the machine has no room for it, or they cannot open each other's memory.
+            ConfigError: no room on the machine, or the ranks cannot open each other's memory.
         """
         made = SharedMemory.make(size) if self.place == 0 else None
         address = gather(None if made is None else made.address)[self.first]
         memory = SharedMemory.open(address) if made is None else made
-        gather(None)  # the first one may close it now: everybody has it
+        gather(None)  # local rank 0 may close it now: all ranks have opened it
         return memory
 
     def stores(self, slots: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Which slots of the shared pool this rank fills."""
+        """Return the mask of slots in the shared pool filled by this rank."""
         return slots % np.uint32(self.count) == self.place

@@ -1,6 +1,6 @@
-"""Reports: results that workers report of steps and moves.
+"""Reports: applies the workers' reports of steps and moves.
 
-Invariant: a move has ended once every rank has reported it. Cost: a pass over a step's reports.
+Invariant: a move is finished once every rank has reported it. Cost: a pass over a step's reports.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["Reports"]
 
 
 class Reports:
-    """Takes in the workers' reports.
+    """Applies the workers' reports.
 
     Attributes:
-        kept_blocks: by rank, blocks that the next server would find in kept host memory.
+        kept_blocks: by rank, the blocks in kept host memory for the next server.
     """
 
     def __init__(self, cache: ServedCache, requests: Requests, loads: Loads) -> None:
@@ -33,20 +33,20 @@ class Reports:
         self._lost_kept: dict[int, dict[str, int]] = {}
 
     def take_in(self, news: Mapping[int, StepNews], now: int) -> None:
-        """Apply the workers' reports of a finished step: results of its moves."""
+        """Apply the workers' reports of a finished step."""
         moved = False
         for rank, one in news.items():
             self._note_news(rank, one)
             if one.reports:
                 self._apply(rank, MoveReport.from_bytes(one.reports), now)
                 moved = True
-        if moved:  # which alone has the manager plan more
+        if moved:  # the manager plans new moves only after reports of moves
             self._cache.manager.failed()
             if not self._cache.resetting:
-                self._cache.moves.take_early(now)  # so that `busy` knows of them
+                self._cache.moves.take_early(now)  # so that `busy` counts them
 
     def _note_news(self, rank: int, news: StepNews) -> None:
-        """Apply what a worker reports of its weights, of kept host memory and of a shared store."""
+        """Apply a worker's reports on weights, adapters, kept host memory and a shared store."""
         cache, lost = self._cache, self._cache.counters.lost
         if news.weights is not None:
             cache.identity.on_answer(rank, *news.weights)
@@ -65,7 +65,7 @@ class Reports:
         self._lost_kept[rank] = news.lost
 
     def _apply(self, rank: int, reports: Sequence[MoveReport], now: int) -> None:
-        """Pass a rank's reports on to the manager, and end the loads that they are of."""
+        """Report a rank's moves to the manager, and end its finished loads."""
         cache = self._cache
         failed = cache.moves.dispatch.on_reports(rank, reports, now)
         unread = cache.moves.reported((each for one in reports for each in one.ids), failed)
@@ -73,6 +73,6 @@ class Reports:
             cache.store.refute(unread)
         done = (ident for report in reports if report.ok for ident in report.ids)
         if broken := self._loads.reported(done, failed):
-            # Requests that share a failed block may have computed from missing KV.
+            # Requests sharing a failed block may have computed from missing KV.
             for run in self._requests.running.values():
                 run.stopped |= not broken.isdisjoint(run.table)

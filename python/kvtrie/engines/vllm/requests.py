@@ -1,7 +1,7 @@
-"""Requests: those that vLLM has asked about, and those that it has given blocks to.
+"""Requests: the waiting and the running requests of a server.
 
-Invariant: an exception that a request's content causes takes that request out of the cache, and no
-other. Cost: a comparison per question; a scope and the hints of each request, once.
+Invariant: an exception caused by a request's content excludes only this request from the cache.
+Cost: a comparison per lookup, and reading each request's scope and hints once.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Requests:
     """The requests in progress of a server.
 
     Attributes:
-        waiting: by id, those that have come and not ended.
-        running: by id, those that have blocks.
-        leaving: runs whose leases end with the next orders.
-        pins: their pins in host memory; without quota for more a request gives up.
+        waiting: by id, the state of each unfinished request.
+        running: by id, the requests with blocks.
+        leaving: runs with leases to release with the next orders.
+        pins: their pins in host memory. A request gives up if the quota is used up.
     """
 
     def __init__(self, cache: ServedCache, sharing: Sharing | None = None) -> None:
@@ -58,7 +58,7 @@ class Requests:
         identity = self._cache.identity.name(request)
         about = (identity, request.num_prompt_tokens)
         if waiting is not None and not waiting.shut and (waiting.identity, waiting.prompt) != about:
-            # New weights, or a session's next input, which may have images.
+            # New weights, or a session's next input, possibly with images.
             waiting.scope, (waiting.identity, waiting.prompt) = (
                 self._scope_of(request, identity),
                 about,
@@ -78,7 +78,7 @@ class Requests:
         return waiting
 
     def _scope_of(self, request: Request, identity: str | None) -> Scope | None:
-        """The scope of a request; None, which neither matches nor stores, if none can be formed."""
+        """Return the scope of a request, or None: it then neither matches nor stores."""
         try:
             scope = scope_of(request, identity, self._sharing)
             sharing, params = self._sharing, request.kv_transfer_params
@@ -116,11 +116,11 @@ class Requests:
         self._ignored(request, strange)
 
     def contained(self, request_id: str) -> Contained:
-        """Contain an exception that a request's content causes: it is not cached from then on."""
+        """Contain an exception caused by a request's content, and stop caching the request."""
         return self._cache.boundary.contained(request_id, lambda: self._abandon(request_id))
 
     def _abandon(self, request_id: str) -> None:
-        """Serve a request without the cache from now on; its lease ends with the next orders."""
+        """Serve a request without the cache from now on. Its lease ends with the next orders."""
         self._cache.counters.lost["an unexpected error"] += 1
         run = self.drop(request_id)
         if run is not None:
@@ -128,18 +128,18 @@ class Requests:
         waiting = self.waiting.get(request_id)
         if waiting is not None:
             waiting.scope, waiting.answer, waiting.shut = None, None, True
-            with suppress(KvtrieError):  # of a manager that is broken
+            with suppress(KvtrieError):  # the manager may be broken
                 self.pins.end(waiting.pinned, self._cache.clock())
 
     def drop(self, request_id: str) -> RunningRequest | None:
-        """Have the lease of a request end with the next orders; return its run, if it has one."""
+        """Release the lease of a request with the next orders. Return its run, or None."""
         run = self.running.pop(request_id, None)
         if run is not None:
             self.leaving.append(run)
         return run
 
     def end(self, request: Request) -> WaitingRequest | None:
-        """Forget a request that has ended; return its state, if it has one."""
+        """Forget a finished request. Return its state, or None."""
         waiting, now = self.waiting.pop(request.request_id, None), self._cache.clock()
         self.drop(request.request_id)
         self._cache.identity.adapters.ended(request.request_id)
@@ -152,7 +152,7 @@ class Requests:
         return waiting
 
     def reset(self, now: int) -> None:
-        """Have all leases end, and all waiting requests looked up again."""
+        """End all leases, and look up all waiting requests again."""
         for waiting in self.waiting.values():
             self.pins.end(waiting.pinned, now)
             waiting.answer = None

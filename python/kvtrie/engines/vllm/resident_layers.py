@@ -1,7 +1,7 @@
-"""ResidentLayers: the layers of blocks that are on each tier, by the manager's events.
+"""ResidentLayers: the resident layers of blocks on each tier, from the manager's events.
 
-Invariant: a block is known while a layer of it is on a tier. Cost: a set of layers per block, group
-and tier.
+Invariant: a block is known while any of its layers is on a tier. Cost: a set of layers per block,
+group and tier.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class ResidentLayers:
 
     def __init__(self) -> None:
         self._layers: dict[tuple[int, int, bytes], set[int]] = {}
-        self._places: Counter[bytes] = Counter()  # that have something of a block, vLLM's too
+        self._places: Counter[bytes] = Counter()  # tiers and groups with any layer
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._places
 
     def note(self, event: Event, key: bytes) -> tuple[int, int]:
-        """Note an event of a block.
+        """Apply an event of a block.
 
         Returns:
             The number of layers of the event's group on its tier, before the event and after it.

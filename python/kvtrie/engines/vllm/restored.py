@@ -1,4 +1,4 @@
-"""Restored: tiers that the workers have opened, and blocks that their disks have at the start.
+"""Restored: the tiers opened by the workers, and the blocks found in them at start.
 
 Cost: a pass over the index of each rank's disk, once.
 """
@@ -36,10 +36,10 @@ HOST, DISK = 1, 2
 
 
 def root_key(model: ServedModel, host: Tier) -> bytes:
-    """The key before first blocks whose scope has no salt and no adapter.
+    """Return the parent key of first blocks in a scope without salt and adapter.
 
     Args:
-        model: the KV that is served.
+        model: the served KV.
         host: a host tier with room for a block.
     """
     size = model.block_tokens
@@ -58,10 +58,10 @@ def root_key(model: ServedModel, host: Tier) -> bytes:
 
 
 def on_every_rank(ranks: list[list[IndexRow]]) -> Index:
-    """The blocks that a tier of every rank has in the same slots; others are overwritten."""
+    """Return the blocks found by every rank in the same slots. The rest will be overwritten."""
     if not ranks:
         return Index()
-    # Labels differ: each has its rank's own age. So do the layers of pipeline stages.
+    # Labels differ, because each has its rank's own age. Layers differ between pipeline stages.
     slots = [[(row[1], *row[4:]) for row in each] for each in ranks]
     places = [[*zip(_keys(each), at, strict=True)] for each, at in zip(ranks, slots, strict=True)]
     common = set(places[0]).intersection(*places[1:])
@@ -69,7 +69,7 @@ def on_every_rank(ranks: list[list[IndexRow]]) -> Index:
 
 
 def load_indexes(manager: BlockManager, found: Mapping[int, Index], now: int) -> None:
-    """Load what tiers have; a block of one may continue a path whose start is on another."""
+    """Load the tiers' blocks, repeatedly: a path may start on a different tier."""
     left, more = dict(found), True
     while more:
         loaded = {tier: manager.load_index(index, tier, now=now) for tier, index in left.items()}
@@ -78,7 +78,7 @@ def load_indexes(manager: BlockManager, found: Mapping[int, Index], now: int) ->
 
 
 def keys_with_images(ranks: list[list[IndexRow]]) -> set[bytes]:
-    """Keys of the blocks on disk with images.
+    """Return the keys of restored blocks with images.
 
     A label has its record's number of digests at byte 36, or eight bytes later after a cost.
     """
@@ -97,11 +97,11 @@ def _keys(rows: list[IndexRow]) -> list[bytes]:
 def opened_tiers(
     settings: Settings, model: ServedModel, opened: Mapping[int, Opened], native: NativeFirst
 ) -> list[Tier]:
-    """The manager's tiers, each with as many blocks as every rank has opened.
+    """Return the manager's tiers, each with the lowest capacity over all ranks.
 
     Raises:
-        ConfigError: pipeline stages whose groups have different numbers of layers, so that a page
-            holds different numbers of their blocks; no room for the native blocks of a prompt.
+        ConfigError: groups with different numbers of layers by pipeline stage, and so different
+            numbers of blocks per page. Or no room for the native blocks of a prompt.
     """
     layers = {rank: one.layers for rank, one in opened.items() if model.resume is not None}
     if len({tuple(each) for each in layers.values()}) > 1:

@@ -1,7 +1,7 @@
-"""RunningRequest: an admitted request, its lease, and its tokens that are surely written.
+"""RunningRequest: an admitted request, its lease, and the length of its written tokens.
 
-Invariant: a committed block was written by a step that has finished, and is in a slot that the
-request owned then. Cost: a comparison of numbers.
+Invariant: a committed block was written by a finished step, into a slot owned by the request at
+that time. Cost: a comparison of numbers.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ __all__ = ["RunningRequest"]
 
 @dataclass(slots=True, eq=False)
 class RunningRequest:
-    """A request that vLLM has given blocks to.
+    """A request with blocks in vLLM's memory.
 
     Attributes:
         request: vLLM's `Request`.
-        sequence: its tokens, as the manager has them.
-        lease: kvtrie's hold.
+        sequence: its tokens, in the manager's sequence.
+        lease: its lease.
         slots: the slots of vLLM's memory.
-        tables: by group, its slots by place; 0 where vLLM keeps none. Those of native blocks name
-            their parts.
-        loose: by group, vLLM's blocks after them, which make up no whole slot yet.
-        begun: the step that admitted it.
-        prompt: tokens of the request's prompt then; a further input of a session adds to them.
-        identity: the name of the weights and adapter that it was admitted under.
-        full: the length of the manager's sequence with which a further block is full.
-        written: the length of that sequence that finished steps have written.
-        stopped: a load of it has failed: nothing of it is committed any more.
-        drafted: whether its last planned step was to verify drafts.
-        receiving: whether vLLM waits for its loads before it computes anything.
-        states: states that steps under way write: the step, group, place and slot.
+        tables: by group, the slots of its blocks, 0 for a block freed by vLLM. Slots of native
+            blocks name their parts.
+        loose: by group, vLLM's blocks after them, too few for a whole slot.
+        begun: the step of its admission.
+        prompt: tokens of the request's prompt at admission. Further inputs of a session add tokens.
+        identity: the name of the weights and adapter at admission.
+        full: the manager's sequence length at which its next block is full.
+        written: the length of the sequence written by finished steps.
+        stopped: whether its commits have ended, after a failed load or a change of weights.
+        drafted: whether its last planned step verifies draft tokens.
+        receiving: whether vLLM waits for its loads before computing anything.
+        states: states written by steps in flight: the step, group, place and slot.
         shares: whether its blocks become shared among tenants.
     """
 
@@ -66,16 +66,16 @@ class RunningRequest:
         return self.tables[0]
 
     def had(self, group: int) -> int:
-        """Number of vLLM's blocks of a group that it has."""
+        """Return the number of its vLLM blocks of a group."""
         return len(self.tables[group]) * self.slots.wide(group) + len(self.loose[group])
 
     def grow(self, group: int, blocks: list[int], loads: range = range(0)) -> None:
-        """Add vLLM's blocks of a group, and name the slots that they make up to the manager.
+        """Add vLLM's blocks of a group, and bind their whole slots to the lease.
 
         Args:
             group: the group.
             blocks: vLLM's blocks.
-            loads: places that are loaded, in which the first blocks may have been dropped.
+            loads: loaded places, where vLLM may have dropped the first blocks.
         """
         table, wide = self.tables[group], self.slots.wide(group)
         slots, first = blocks, len(table)
@@ -89,22 +89,22 @@ class RunningRequest:
         self.bind(group, first)
 
     def end_slots(self) -> None:
-        """End the use of its slots: its lease has ended."""
+        """End the use of its slots, after the end of its lease."""
         for group, table in enumerate(self.tables):
             self.slots.end(group, table)
 
     def forget_parted(self, first: int) -> None:
-        """Forget the slots of several pages before a block: vLLM may have dropped some of them.
+        """Unbind the slots of several pages before a block: vLLM may have dropped some pages.
 
-        vLLM drops the pages of a window one by one. Those that a resume at the end of their block
-        needs are there until the block is committed, and maybe no longer.
+        vLLM drops the pages of a window singly. The pages for a resume at the end of their block
+        are only sure to be present until the block is committed.
         """
         for group in range(1, len(self.tables)):
             if self.slots.wide(group) > 1:
                 self.lease.unbind(first, group)
 
     def bind(self, group: int, first: int) -> None:
-        """Name the slots of a group from a place on to the manager."""
+        """Bind the slots of a group from a place on to the lease."""
         table = self.tables[group]
         while first < len(table):
             if not table[first]:
@@ -115,10 +115,10 @@ class RunningRequest:
             first = end
 
     def committable(self) -> int:
-        """Length of the sequence that finished steps have written, and that the request still has.
+        """Return the length of the request's sequence written by finished steps.
 
-        The next input of a session replaces the token that was sampled last, and a step under way
-        may have written that one already. vLLM keeps the tokens that it counts as computed.
+        The next input of a session replaces the last sampled token, and a step in flight may
+        already have written it. vLLM keeps the tokens counted as computed.
         """
         sure = min(self.written, self.sequence.surely_written())
         if self.request.num_prompt_tokens != self.prompt:

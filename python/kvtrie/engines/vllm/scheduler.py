@@ -1,18 +1,17 @@
 """SchedulerConnector: the manager inside vLLM's scheduler, and every decision of the connector.
 
-vLLM owns the first tier; its blocks are the slots. The parts, and what each of them uses:
+vLLM owns the first tier, and its blocks are the slots. The parts and their dependencies:
 
     Matching --+
     Admission -+-> Requests (waiting and running) --> ServedCache (manager, tiers, moves)
-    Orders ----+-> Commits (blocks that steps fill) --^
-    Reports ---+-> Loads (blocks that steps read) ----^
+    Orders ----+-> Commits (blocks filled by steps) --^
+    Reports ---+-> Loads (blocks read by steps) ------^
 
-Invariant: only blocks that are complete and verified in host memory are reported to vLLM, and they
-are pinned until the load. A reset empties the manager only after the last move has ended. Nothing
+Invariant: only blocks complete and verified in host memory are reported to vLLM, and they are
+pinned until the load. A reset empties the manager only after the last move is finished. Nothing
 here waits.
-Cost: one lookup per waiting request and step in which the manager's books have changed, else a
-comparison of numbers; a comparison per running request and step, and a commit for those that have
-filled blocks.
+Cost: a lookup per waiting request in steps after a change in the manager, else a comparison of
+numbers. A comparison per running request and step, and a commit per request with full blocks.
 """
 
 from __future__ import annotations
@@ -50,18 +49,18 @@ if TYPE_CHECKING:
 __all__ = ["SchedulerConnector"]
 
 _NS = 1_000_000_000
-_RESET = "the cache was reset"  # why moves are cancelled then
+_RESET = "the cache was reset"  # error of cancelled moves
 _PAUSED = "vLLM paused before it was copied"
 
 
 class SchedulerConnector:
-    """The connector's scheduler side; its arguments are those of `ServedCache`.
+    """The connector's scheduler side, with the arguments of `ServedCache`.
 
     Attributes:
-        cache: the manager and what all parts use.
+        cache: the manager and the shared state.
         requests: the requests in progress.
-        commands: an operator's commands that wait for the next step.
-        reports: what workers have reported.
+        commands: an operator's commands for the next step.
+        reports: the workers' reports.
         format_costs: the formats of lower tiers with their measured costs, the narrowest last.
     """
 
@@ -97,24 +96,24 @@ class SchedulerConnector:
 
     @property
     def why(self) -> MissCounter | None:
-        """Computed tokens by cause; None if they are not counted."""
+        """Computed tokens by cause, or None if they are not counted."""
         return self._misses.why
 
     def close(self) -> None:
-        """End the threads that compare prompts and ask a shared store."""
+        """End the threads for comparing prompts and for queries to a shared store."""
         self._misses.close()
         self._matching.close()
         if self.cache.store is not None:
             self.cache.store.close()
 
     def match(self, request: Request, local: int) -> int | None:
-        """As `Matching.match`; 0 after an unexpected error."""
+        """Return as `Matching.match`, or 0 after an unexpected error."""
         with self.requests.contained(request.request_id):
             return self._matching.match(request, local)
         return 0
 
     def admit(self, request: Request, tables: list[list[int]], loaded: int) -> None:
-        """As `Admission.admit`; after an unexpected error no block counts as loaded."""
+        """Admit as `Admission.admit`. After an unexpected error no block counts as loaded."""
         with self.requests.contained(request.request_id):
             self._admission.admit(request, tables, loaded)
             return
@@ -124,12 +123,12 @@ class SchedulerConnector:
         self._loads.lose(request.request_id, slots)
 
     def sources(self, request_id: str, loaded: int) -> tuple[int, int, int]:
-        """Tokens of a hit that came from host memory, from disk, and from a shared store."""
+        """Return the tokens of a hit from host memory, from disk, and from a shared store."""
         waiting = self.requests.waiting.get(request_id)
         return (loaded, 0, 0) if waiting is None else waiting.sources(loaded)
 
     def orders(self, output: SchedulerOutput) -> StepOrders:
-        """Return the workers' orders for the step that vLLM has just scheduled."""
+        """Return the workers' orders for the step just scheduled by vLLM."""
         cache, now = self.cache, self.cache.clock()
         reset = self.commands.apply(cache.manager, cache.identity.weights, now, cache.native)
         due = cache.manager.next_due()
@@ -138,29 +137,29 @@ class SchedulerConnector:
         self._end_reset(now)
         self._versions.step(cache.identity.weights, now)
         made = self._orders.make(output, now)
-        if reset:  # after the loads of this step went out, which vLLM was promised
+        if reset:  # only after this step's promised loads were issued
             self.reset()
         cache.counters.line(now, None if self.why is None else self.why.line)
         return made
 
     def on_reports(self, news: Mapping[int, StepNews]) -> None:
-        """Apply the workers' reports of a finished step, after which its blocks are due."""
+        """Apply the workers' reports of a finished step. Its blocks are then due."""
         now = self.cache.clock()
         self.reports.take_in(news, now)
         self._end_reset(now)
         self._commits.finished(min([one.step for one in news.values()], default=-1))
 
     def end(self, request: Request) -> dict[str, Any] | None:
-        """Take note that a request has ended, well or not; vLLM frees its blocks now.
+        """End a finished or failed request. vLLM frees its blocks now.
 
         Returns:
-            Why its tokens were computed, if it asked.
+            Its miss report, if it asked for one.
         """
         return self._misses.answer(self.requests.end(request))
 
     @property
     def busy(self) -> bool:
-        """Whether further steps are wanted although nothing may be left to compute."""
+        """Whether the connector needs further steps even if nothing is left to compute."""
         return bool(
             self.requests.leaving
             or self.cache.resetting
@@ -172,11 +171,11 @@ class SchedulerConnector:
         )
 
     def pause(self) -> bool:
-        """Let go of vLLM's memory, which vLLM may overwrite or free now; returns True.
+        """Release vLLM's memory before vLLM overwrites or frees it. Returns True.
 
-        Leases end, and copies from or to that memory which no rank has are cancelled. Those that
-        ranks have were made before the memory goes. Host, disk and what was published stay: blocks
-        match again once the workers have named their weights.
+        Leases end, and copies of this memory not yet issued to a rank are cancelled. Issued copies
+        finish before the memory is freed. Blocks on host and disk and published blocks stay. They
+        match again once the workers have hashed their weights.
         """
         now = self.cache.clock()
         self.cache.identity.doubt()
@@ -187,10 +186,10 @@ class SchedulerConnector:
         return True
 
     def reset(self) -> bool:
-        """Forget all that is kept. Nothing matches from now on; returns True.
+        """Forget all blocks, and match nothing from now on. Returns True.
 
-        Copies that no rank has are cancelled, those that ranks have are awaited: until the last one
-        has ended their slots stay in use, and requests neither match nor store.
+        Copies not yet issued to a rank are cancelled. Until the last issued copy is finished, their
+        slots stay in use, and requests neither match nor store.
         """
         now = self.cache.clock()
         self.cache.identity.doubt()
@@ -201,7 +200,7 @@ class SchedulerConnector:
         return True
 
     def _end_reset(self, now: int) -> None:
-        """Cancel the moves that no rank has; empty the manager once none is under way."""
+        """Cancel the moves not yet issued. Empty the manager once no move is in flight."""
         if not self.cache.resetting:
             return
         self._commits.let_go(now)
@@ -214,10 +213,10 @@ class SchedulerConnector:
         self._orders.forget = True
 
     def changes(self, *, forgotten: bool = False) -> list[Change]:
-        """Blocks that have come whole to host or disk since the last call, or left, in order.
+        """Return the blocks stored or removed on host or disk since the last call, in order.
 
         Args:
-            forgotten: whether readers have forgotten all blocks, so that all are published again.
+            forgotten: whether to publish all blocks again, because readers have forgotten them.
         """
         published = self.cache.published
         if published is None:
@@ -228,14 +227,14 @@ class SchedulerConnector:
             new += published.change_weights(weights)
         if not self.cache.resetting:
             return [*cleared, *new, *(published.again() if forgotten else ())]
-        for _ in published.clear():  # the manager still has the blocks; none is published again
+        for _ in published.clear():  # publish no block: the manager still has blocks to drop
             pass
         return cleared
 
     def counts(self, counts: MetricsExporter) -> ExportedValues | None:
-        """Return the increase since the last export; None if that was less than 1 s ago.
+        """Return the increase since the last export, or None if that was less than 1 s ago.
 
-        A server that falls idle exports at once: its next step may be hours away.
+        A newly idle server exports at once, because its next step may be hours away.
         """
         cache, now = self.cache, self.cache.clock()
         if now - self._exported_at < _NS and (self.requests.running or self.busy):

@@ -1,6 +1,6 @@
-"""The scope of a vLLM request's blocks, and whether it has blocks at all.
+"""The scope of a vLLM request's blocks, if the request is cacheable.
 
-Invariant: two requests share a block only if vLLM's own prefix cache would let them, and if the
+Invariant: two requests share a block only if vLLM's own prefix cache would allow it, and if the
 tensors of their images, audio and videos are equal. Cost: a few attributes per request.
 """
 
@@ -26,20 +26,21 @@ __all__ = ["scope_of"]
 def scope_of(
     request: Request, identity: str | None, sharing: Sharing | None = None
 ) -> Scope | None:
-    """The scope of a request; None where it neither matches nor stores.
+    """Return the scope of a request, or None if it neither matches nor stores.
 
     A salt, the identity of weights and adapter, and the digests of images at their placeholder
-    tokens separate requests. A prompt of embeddings has no tokens to be found by, and an image
-    whose tensors are not here has no content.
+    tokens separate requests. A prompt of embeddings has no tokens for a lookup, and an image
+    without tensors in this process has no content.
 
     Args:
         request: the request.
-        identity: what `Identity.name` returned for it.
-        sharing: how tenants share. A salt names no tenant then: a request without a signed tenant
-            shares with requests of its salt, and without a salt with none.
+        identity: its `Identity.name`.
+        sharing: the rules for sharing between tenants, or None. With rules, a salt names no
+            tenant: a request without a signed tenant shares only with requests of its salt, and
+            without a salt with none.
 
     Raises:
-        ConfigError: a salt or an input that a scope cannot name.
+        ConfigError: a salt or an input without a valid name in a scope.
     """
     if request.prompt_embeds is not None or identity is None:
         return None
@@ -49,7 +50,7 @@ def scope_of(
         at, content = int(feature.mm_position.offset), content_of(feature)
         if content is None:
             return None
-        # Two inputs at one token are one digest of both.
+        # Inputs at the same token have a combined digest.
         extra[at] = hashlib.blake2b(extra.get(at, b"") + content).digest()
     salt, tenant = text("cache_salt", request.cache_salt or ""), None
     if sharing is not None:

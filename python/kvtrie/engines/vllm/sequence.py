@@ -1,7 +1,7 @@
-"""RequestSequence: the sequence of blocks that the manager has of a request of vLLM.
+"""RequestSequence: the manager's sequence of tokens for a request of vLLM.
 
-Positions in it differ from numbers of tokens where the first blocks of prompts are native. The
-scheduler changes one into the other here alone. Cost: tokens are converted once each.
+Positions in it differ from numbers of tokens if the first blocks of prompts are native. The
+scheduler converts between them only here. Cost: each token is converted once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["RequestSequence"]
 
 
 class RequestSequence:
-    """A sequence that grows in place with the tokens of its request.
+    """A sequence growing in place with the tokens of its request.
 
     Args:
         request: vLLM's `Request`.
@@ -38,7 +38,7 @@ class RequestSequence:
         self._prompt: int = request.num_prompt_tokens
 
     def read(self) -> NDArray[np.uint32]:
-        """Return the sequence of all known tokens; a view that later reads leave alone."""
+        """Return the sequence of all known tokens, a view unchanged by later reads."""
         tokens = self._read()
         if not self._native.tokens:
             return tokens
@@ -47,7 +47,7 @@ class RequestSequence:
         return self._sequence
 
     def _read(self) -> NDArray[np.uint32]:
-        """All that vLLM knows of them by now."""
+        """Return all tokens known to vLLM now."""
         count = self._request.num_tokens
         prompt = self._request.num_prompt_tokens
         if count < self._count or prompt != self._prompt:  # vLLM has replaced tokens
@@ -65,7 +65,7 @@ class RequestSequence:
 
     @property
     def known(self) -> int:
-        """Number of tokens that vLLM knows; while it is equal, so are the tokens."""
+        """Number of tokens known to vLLM. An equal number means equal tokens."""
         return self._request.num_tokens
 
     @property
@@ -78,15 +78,15 @@ class RequestSequence:
         return self._native.stretch(tokens)
 
     def tokens(self, position: int) -> int:
-        """Return the number of tokens before a position; of native blocks, with all parts."""
+        """Return the number of tokens before a position, without incomplete native blocks."""
         return self._native.shrink(position)
 
     def tokens_by_source(self, first: int, sources: list[str]) -> Counter[str]:
-        """Return the number of tokens by source; native blocks count with their last part.
+        """Return the number of tokens by source. A native block counts with its last part.
 
         Args:
             first: the index of the first block.
-            sources: of each block from there on.
+            sources: the source of each block from there on.
         """
         counts: Counter[str] = Counter()
         for at, source in enumerate(sources, first):
@@ -95,17 +95,17 @@ class RequestSequence:
         return counts
 
     def last(self, tokens: int) -> int:
-        """Return the length of the part of the sequence that has the last tokens."""
+        """Return the length of the last `tokens` tokens in the sequence."""
         return self.at(self.known) - self.at(max(0, self.known - tokens))
 
     def computed(self) -> int:
-        """Return the position up to which vLLM counts tokens as computed or scheduled."""
+        """Return the position after the tokens counted by vLLM as computed or scheduled."""
         return self.at(self._request.num_computed_tokens)
 
     def surely_written(self) -> int:
-        """Return an upper bound of the sequence whose KV finished steps have written.
+        """Return an upper bound of the sequence with KV written by finished steps.
 
-        The token that was sampled last is the input of a step that is still to come.
+        The last sampled token is the input of a later step.
         """
         request = self._request
         sampled = request.num_tokens > request.num_prompt_tokens
@@ -115,8 +115,8 @@ class RequestSequence:
         """Return the manager's slots of blocks in vLLM's slots.
 
         Args:
-            slots: vLLM's.
-            first: the index of the first block of the sequence that they have.
+            slots: vLLM's slots.
+            first: the index of the first of these blocks in the sequence.
         """
         native = self._native
         if not native.tokens:

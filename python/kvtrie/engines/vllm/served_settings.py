@@ -1,7 +1,7 @@
-"""ServedSettings: the operator's settings as the HTTP server of vLLM finds them.
+"""ServedSettings: the operator's settings in vLLM's HTTP server process.
 
-The connector runs in other processes; its `kv_connector_extra_config` is in the configuration that
-the HTTP server has as well. Cost: a file is read, once.
+The connector runs in different processes, but its `kv_connector_extra_config` is also in the HTTP
+server's configuration. Cost: a file is read once.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ __all__ = ["ServedSettings"]
 
 @dataclass(frozen=True, slots=True)
 class ServedSettings:
-    """What the operator has set for the connector.
+    """The operator's settings of the connector.
 
     Attributes:
-        sockets: control sockets of the data-parallel ranks; none without `control`.
-        tenant_header: the header, in lower case, in which the front end names the tenant; "" for
-            none.
+        sockets: control sockets of the data-parallel ranks, empty without `control`.
+        tenant_header: the front end's header for the tenant, in lower case, or "".
         secret: signs tenants.
     """
 
@@ -38,10 +37,10 @@ class ServedSettings:
 
     @classmethod
     def of(cls, scope: Scope) -> ServedSettings:
-        """Read the settings of the server that a request has come to.
+        """Read the settings of a request's server.
 
         Raises:
-            ConfigError: a secret that cannot be read.
+            ConfigError: the secret cannot be read.
         """
         config = getattr(getattr(scope.get("app"), "state", None), "vllm_config", None)
         transfer = getattr(config, "kv_transfer_config", None)
@@ -59,10 +58,10 @@ class ServedSettings:
         return cls(sockets, header, secret or b"")
 
     def tenant_of(self, scope: Scope) -> str:
-        """Return the tenant that the front end names.
+        """Return the tenant named by the front end.
 
         Raises:
-            ConfigError: it names none, or several: one is a client's.
+            ConfigError: no name, or several: a client may have added a name.
         """
         wanted = self.tenant_header.encode()
         found = [value for name, value in scope["headers"] if name.lower() == wanted]

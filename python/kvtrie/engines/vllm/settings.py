@@ -1,7 +1,7 @@
-"""Settings: what `kv_connector_extra_config` says, checked at the start of every process.
+"""Settings: the contents of `kv_connector_extra_config`, checked at the start of every process.
 
-Invariant: what is accepted here means the same in the scheduler's process and in each worker's; a
-key that is not known is refused, not passed over. Cost: a file written and removed per folder.
+Invariant: an accepted setting has the same meaning in the scheduler's process and in each worker's.
+An unknown key is an error. Cost: a file written and removed per folder.
 """
 
 from __future__ import annotations
@@ -94,42 +94,44 @@ class Settings:
     """Settings of a server, from `kv_connector_extra_config`.
 
     Attributes:
-        tiers: the tiers below the GPU: a host tier, then a disk tier or none, then a remote tier or
-            none. A size is that of the server, and here of a rank. None is one host tier of a
-            quarter of the free memory.
-        policy: the policy that ranks blocks for eviction.
-        objective: what policies by value save: the "cost" of computing blocks again, or "hits".
-        use_layerwise: whether each layer is loaded just before a step reads it; makes vLLM use
+        tiers: the tiers below the GPU: a host tier, an optional disk tier, an optional remote tier.
+            The configuration has the server's sizes, this field a rank's. None is a host tier with
+            a quarter of the free memory.
+        policy: the eviction policy.
+        objective: the objective of value-based policies: the "cost" of recomputing blocks, or
+            "hits".
+        use_layerwise: whether each layer is loaded just before a step reads it. vLLM then uses
             piecewise CUDA graphs.
-        deadline_s: seconds that a request waits for blocks from disk or a shared store before they
-            are a miss, and that a copy of either may take.
-        lookup_s: seconds that a request waits for the answer of a shared store about its blocks; a
-            part of `deadline_s`.
+        deadline_s: the most seconds a request waits for blocks from disk or a shared store before
+            they are a miss, and the most seconds of a copy from or to them.
+        lookup_s: the most seconds a request waits for the answer of a shared store about its
+            blocks, within `deadline_s`.
         events: whether KV events of host and disk are published with vLLM's own
             (`--kv-events-config`).
-        why: whether computed prompt tokens are counted by cause, for which every policy remembers
+        why: whether computed prompt tokens are counted by cause. Every policy then remembers
             evicted blocks, in 8 bytes per block.
-        why_min_tokens: computed tokens from which the rest of a prompt is compared with cached
+        why_min_tokens: the least computed tokens for comparing the rest of a prompt with cached
             branches.
-        why_per_second: requests that are compared per second; 0 for those that ask alone.
-        why_clients: whether a request that asks why its tokens are computed is answered, with
-            what follows from its own prompt and the number of tokens found; it is compared with
-            cached branches then, which the control socket shows.
-        control: path of a unix socket for `kvtrie ctl` and `kvtrie why`; None for none. With data
-            parallelism each rank adds its number, `NAME-1.sock`, or puts it in place of `{rank}`.
-        format: number format of the tiers below the GPU, "native", "int8", "fp8" or "int4", given
-            in the host tier: other tiers have the same. Any but "native" changes answers.
-        calibration: path of the `calibration.json` that `kvtrie calibrate` wrote for these weights;
-            a format is refused without it.
-        max_kl: mean KL of next tokens in nats above which a format is refused.
-        uncalibrated: whether a format is used whatever `calibration` and `max_kl` say.
-        native_first: tokens at the start of a prompt whose blocks keep the model's format in all
-            tiers: attention sinks. Each of these blocks takes several slots.
-        native_last: tokens at the end of a prompt that are computed and not loaded, so that they
-            keep the model's format.
-        keep_versions: older weights whose blocks are kept after an update, in addition to those of
-            the current weights. They are evicted first, and found again if their weights come back.
-        sharing: whether tenants share, and who names them.
+        why_per_second: the most compared requests per second, 0 to compare only on request.
+        why_clients: whether a client may ask for a miss report. The report follows only from its
+            own prompt and the number of tokens found. The request is then also compared with
+            cached branches, for the control socket.
+        control: path of a unix socket for `kvtrie ctl` and `kvtrie why`, or None. With data
+            parallelism each rank appends its number, `NAME-1.sock`, or replaces `{rank}` by it.
+        format: number format of the tiers below the GPU, "native", "int8", "fp8" or "int4", set in
+            the host tier. A disk may have fewer bits, a remote tier has the same format. Any format
+            except "native" changes answers.
+        calibration: path of the `calibration.json` written by `kvtrie calibrate` for these weights.
+            A format is refused without it.
+        max_kl: the highest accepted mean KL of next tokens, in nats.
+        uncalibrated: whether a format is used regardless of `calibration` and `max_kl`.
+        native_first: tokens at the start of a prompt stored in the model's format in all tiers:
+            attention sinks. Each of their blocks takes several slots.
+        native_last: tokens at the end of a prompt, computed instead of loaded, and so in the
+            model's format.
+        keep_versions: the number of older weights with blocks kept after an update. Their blocks
+            are evicted first, and found again if their weights return.
+        sharing: the rules for sharing between tenants.
     """
 
     tiers: tuple[Tier, ...] | None = None
@@ -155,17 +157,17 @@ class Settings:
 
     @classmethod
     def read(cls, extra: Mapping[str, Any] | None, *, ranks: int = 1, part: str = "") -> Settings:
-        """The settings that a configuration names, the others as they are by default.
+        """Return the settings of a configuration, with defaults for missing keys.
 
         Args:
-            extra: what the configuration says.
-            ranks: how many processes share the sizes of the server's tiers.
-            part: name of the folder below a disk's path, and end of the name of kept memory, that
-                is this data-parallel rank's; "" for the only one.
+            extra: the configuration.
+            ranks: the number of processes sharing the sizes of the server's tiers.
+            part: this data-parallel rank's folder below a disk's path, and suffix of the name of
+                kept memory, or "" for a single rank.
 
         Raises:
-            ConfigError: an unknown key or word, a number that cannot be, tiers out of order, a
-                folder that cannot be written, or a secret that cannot be read.
+            ConfigError: an unknown key or word, a number out of range, tiers out of order, an
+                unwritable folder, or an unreadable secret.
         """
         instance("kv_connector_extra_config", extra or {}, Mapping)
         given = dict(extra or {})
@@ -198,12 +200,12 @@ class Settings:
 
     @property
     def disk_format(self) -> str:
-        """Number format of the disk tier, which may give one of fewer bits."""
+        """Number format of the disk tier, possibly with fewer bits."""
         layouts = [tier.layout for tier in self.tiers or () if tier.kind == "disk"]
         return next((name for name, each in FORMATS.items() if each in layouts), self.format)
 
     def _check_native_first(self) -> None:
-        """Raise unless all tiers can keep the first blocks in the model's format."""
+        """Raise unless all tiers can store the first blocks in the model's format."""
         if not self.native_first:
             return
         first = f"native_first is {self.native_first}"
@@ -222,7 +224,7 @@ class Settings:
 
 
 def _observed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The checked settings of causes and of the control socket."""
+    """Return the checked settings of causes and of the control socket."""
     most = {"why_min_tokens": _MOST_TOKENS, "why_per_second": _MOST_PER_SECOND}
     read = {name: whole(name, given[name], 0, most[name]) for name in most.keys() & given.keys()}
     if given.get("control") is None:
@@ -231,7 +233,7 @@ def _observed(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _calibrated(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The checked settings of a format's cost."""
+    """Return the checked settings of a format's cost."""
     read: dict[str, Any] = {}
     if "max_kl" in given:
         read["max_kl"] = real("max_kl", given["max_kl"], 0, 1e6)
@@ -251,7 +253,7 @@ def _check_keys(what: str, given: Mapping[str, Any], keys: tuple[str, ...]) -> N
 
 
 def _tiers(given: object, ranks: int, part: str) -> tuple[tuple[Tier, ...], list[str]]:
-    """The tiers and the format of each."""
+    """Return the tiers and the format of each."""
     if not isinstance(given, list | tuple) or not given:
         raise ConfigError(
             f"tiers are {shown(cast('object', given))}, a list of at least one tier wanted"
@@ -274,7 +276,7 @@ def _tiers(given: object, ranks: int, part: str) -> tuple[tuple[Tier, ...], list
 
 
 def _format(at: int, row: dict[str, Any], above: list[str]) -> str:
-    """The format of a tier, which becomes its layout."""
+    """Return the format of a tier, and set its layout in the row."""
     name = row.pop("format", above[0] if above else "native")
     word(f"format of tier {at}", name, tuple(FORMATS))
     disk = row.get("kind") == "disk"
@@ -315,7 +317,7 @@ def _tier(at: int, row: dict[str, Any], ranks: int, part: str, *, last: bool) ->
 
 
 def _put_parts(at: int, row: dict[str, Any], part: str) -> None:
-    """Read the paths of a tier as those of a data-parallel rank."""
+    """Change the paths of a tier into paths of a data-parallel rank."""
     if row.get("path") is not None and row["kind"] != "remote":
         row["path"] = str(Path(folder(f"path of tier {at}", row["path"]), part))
     if part and row.get("keep") is not None:
@@ -323,7 +325,7 @@ def _put_parts(at: int, row: dict[str, Any], part: str) -> None:
 
 
 def _check_store(tier: Tier) -> None:
-    """Raise for a URL or a secret that cannot be read; the workers open the store."""
+    """Raise for an unreadable URL or secret. The workers open the store."""
     from kvtrie.tiers.remote.open import read_secret
     from kvtrie.tiers.remote.url import RemoteUrl
 
@@ -332,7 +334,7 @@ def _check_store(tier: Tier) -> None:
 
 
 def _free(row: Mapping[str, Any]) -> Callable[[], int] | None:
-    """The bytes of the machine that a share of a tier is of."""
+    """Return the function for the free bytes to take a percentage of, or None."""
     if row["kind"] == "host":
         return free_memory
     path = row.get("path")

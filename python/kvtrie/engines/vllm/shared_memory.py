@@ -1,9 +1,9 @@
-"""SharedMemory: memory that several processes of one machine have, without a name in any folder.
+"""SharedMemory: memory shared by processes of a machine, without a name in any folder.
 
-One process makes it and passes its address to the others, which open it. It needs no room in
-`/dev/shm`, and is gone when the last process that has it has ended, however it ended.
-Invariant: opening an address gives the memory that was made there, or an error. Cost: pages
-are touched once, by the process that makes it.
+A process creates it and passes its address to its peers, and they open it. It needs no room in
+`/dev/shm`, and is freed when the last process with a mapping has ended, even by a crash.
+Invariant: opening an address gives the memory created there, or an error. Cost: pages are touched
+once, by the creating process.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from kvtrie.settings.sizes import free_memory
 
 __all__ = ["Address", "SharedMemory", "machine"]
 
-_MARK = 32  # bytes after the memory that identify it
+_MARK = 32  # bytes after the memory, identifying it
 
 
 class Address(NamedTuple):
-    """Address of shared memory of a process.
+    """Address of a process's shared memory.
 
     Attributes:
         process: its id.
@@ -41,11 +41,11 @@ class Address(NamedTuple):
 
 
 class SharedMemory:
-    """Memory of a machine that this process has mapped.
+    """A mapping of shared memory.
 
     Attributes:
-        address: for others to open it; it holds until this process has closed it.
-        bytes: the memory, uint8 `(size,)`, zeros at first.
+        address: the address for further processes, valid until the creator has closed it.
+        bytes: the memory, uint8 `(size,)`, initially zeros.
     """
 
     def __init__(self, file: int, address: Address) -> None:
@@ -53,24 +53,24 @@ class SharedMemory:
         self._file: int | None = file
         mapped = mmap.mmap(file, address.size + _MARK)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel without them
+            with suppress(OSError):  # a kernel without huge pages
                 mapped.madvise(mmap.MADV_HUGEPAGE)
         whole = torch.frombuffer(mapped, dtype=torch.uint8)
         self.bytes, self._mark = whole[: address.size], whole[address.size :]
 
     @classmethod
     def make(cls, size: int) -> SharedMemory:
-        """New memory of `size` bytes.
+        """Create `size` bytes of shared memory.
 
         Raises:
-            ConfigError: a size below 1, a machine without room for it, or a system that has no such
-                memory.
+            ConfigError: a size below 1, no room on the machine, or a system without anonymous
+                shared files.
         """
         if size < 1:
             raise ConfigError(f"shared memory of {size} bytes, at least 1 wanted")
         if not hasattr(os, "memfd_create"):
             raise ConfigError("this system has no memory that processes share without a file")
-        # Checked first: the kernel gives pages until none is left, and then kills a process.
+        # Checked first: the kernel allocates pages until none is left, and then kills a process.
         if size > (free := free_memory()):
             raise ConfigError(f"no room for {size} bytes of shared memory: {free} are free")
         file = os.memfd_create("kvtrie", os.MFD_CLOEXEC)
@@ -85,10 +85,10 @@ class SharedMemory:
 
     @classmethod
     def open(cls, address: Address) -> SharedMemory:
-        """Return the memory that another process, or this one, has made.
+        """Open memory created by any process of the machine.
 
         Raises:
-            ConfigError: there is none at the address, or another one than was made.
+            ConfigError: no memory at the address, or different memory.
         """
         what = f"shared memory {address.file} of process {address.process}"
         try:
@@ -106,17 +106,17 @@ class SharedMemory:
         return opened
 
     def close(self) -> None:
-        """Refuse further opens; the memory stays as long as its tensor is used."""
+        """Refuse further opens. The memory stays mapped while its tensor is used."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
 
 def machine() -> str:
-    """A name of the machine, or of the container, in which processes can open each other's memory.
+    """Return the name of the machine or container, the scope of shared memory.
 
     Raises:
-        ConfigError: a system that has none.
+        ConfigError: a system without a name.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:  # noqa: PTH123

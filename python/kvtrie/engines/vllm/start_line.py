@@ -1,4 +1,4 @@
-"""The start-up line of a vLLM server, out of what its workers have opened.
+"""The start-up line of a vLLM server, from the tiers of its workers.
 
 Cost: once per server.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["log_start"]
 
-_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
+_LOG = logging.getLogger("vllm.kvtrie")  # below vLLM's logger, for its handlers
 
 
 def log_start(
@@ -45,13 +45,13 @@ def log_start(
     """Log the tiers of a server, and warnings about its machine.
 
     Args:
-        settings: the operator's settings, with sizes of one rank.
-        model: the KV that is served.
+        settings: the operator's settings, with sizes of a rank.
+        model: the served KV.
         opened: the tiers of each worker.
-        manager: the manager over them, with the blocks that disks have from earlier runs.
+        manager: the manager over them, with the blocks of earlier runs on disks.
         figures: formats of the tiers and their costs.
     """
-    # Latent KV is kept once for all tensor-parallel ranks of a stage.
+    # Latent KV is stored once for all tensor-parallel ranks of a stage.
     parts = model.stages if model.alike else model.ranks
     each = {
         kind: parts * _block_bytes(model, name)
@@ -93,7 +93,7 @@ def log_start(
 
 
 def _shared(line: OpenTier, model: ServedModel, tier: Tier, stats: TierStats) -> OpenTier:
-    """The line of a tier whose bytes the groups of a model share."""
+    """Return the line of a tier shared by the groups of a model."""
     if line.kind == "remote":
         return line
     pages = GroupPages.of(model.shape, tier, model.block_tokens)
@@ -110,7 +110,7 @@ def _shared(line: OpenTier, model: ServedModel, tier: Tier, stats: TierStats) ->
 
 
 def _block_bytes(model: ServedModel, name: str) -> int:
-    """Bytes of a rank's block in a format."""
+    """Return the bytes of a rank's block in a format."""
     shape, layout = model.shape, FORMATS[name]
     if layout is None:
         return shape.block_bytes(model.block_tokens)

@@ -1,10 +1,10 @@
-"""Digest of all that a vLLM engine was started with, except for fields that cannot change KV.
+"""Digest of all start options of a vLLM engine, except for fields without effect on KV.
 
-It covers vLLM's configuration field by field, the environment variables of vLLM that are set, the
-versions of libraries that ship kernels, and the files of a multimodal processor. `excluded` lists
-what is left out.
-Invariant: equal options have one digest in every process of every server. An option that is not
-listed in `excluded` changes the digest.
+It covers vLLM's configuration field by field, vLLM's environment variables, the versions of
+libraries with kernels, and the files of a multimodal processor. `excluded` lists the omitted
+fields.
+Invariant: equal options have equal digests in every process of every server. An option missing in
+`excluded` changes the digest.
 Cost: some milliseconds.
 """
 
@@ -36,11 +36,11 @@ def encoding() -> Encoding:
 
 
 def options_digest(config: VllmConfig) -> bytes:
-    """Return 32 bytes that change with any option of an engine that can change KV.
+    """Return a 32-byte digest of all engine options with an effect on KV.
 
     Raises:
-        ConfigError: an option that has no canonical encoding.
-        OSError: a processor's file that cannot be read.
+        ConfigError: an option has no canonical encoding.
+        OSError: a processor's file cannot be read.
     """
     parts = {
         "vllm_config": config,
@@ -53,10 +53,10 @@ def options_digest(config: VllmConfig) -> bytes:
 
 
 def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment variables of vLLM that are set and not excluded.
+    """Return vLLM's environment variables, without excluded variables.
 
     Args:
-        variables: all environment variables; None for those of this process.
+        variables: all environment variables, or None for this process's variables.
     """
     known = set(import_module("vllm.envs").environment_variables)
     return variables_of(
@@ -67,7 +67,7 @@ def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def _processor_files(model: ModelConfig) -> bytes | None:
-    """The digest of the files by which a multimodal processor turns media into tensors."""
+    """Return the digest of a multimodal processor's files, or None without any."""
     if model.multimodal_config is None:
         return None
     folder = checkpoint_folder(model.model, model.revision, None)

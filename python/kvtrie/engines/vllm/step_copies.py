@@ -1,17 +1,17 @@
 """StepCopies: the copies of a step between vLLM's memory and host memory, on three streams.
 
-Loads run on a load stream, up to two layers before the layer that computes; stores on a store
+Loads run on a load stream, up to two layers ahead of the computing layer. Stores run on a store
 stream, each layer after its computation. Events order them with vLLM's own stream:
 
-- loads and stores follow what vLLM's stream was given before them;
-- vLLM's stream waits for the event of a layer's load before the layer reads it, and for no other;
-- vLLM's stream waits for stores in flight before a step that may write blocks that they read: one
-  whose orders say that vLLM has taken blocks back.
+- loads and stores wait for all earlier work on vLLM's stream
+- before a layer reads, vLLM's stream waits only for the event of this layer's load
+- before a step with `taken_back` in its orders, vLLM's stream waits for the stores in flight,
+  because the step may overwrite their blocks
 
 Without a GPU the calling thread makes the copies in the same order, each layer's loads just before
 it reads, and nothing waits.
-Invariant: every move is reported once, after its stream has passed the copy; a slot whose load has
-failed is reported to vLLM in the same step. Cost: per layer that is copied a call and two events.
+Invariant: every move is reported once, after its copy on the stream. A slot with a failed load is
+reported to vLLM in the same step. Cost: a call and two events per copied layer.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 __all__ = ["StepCopies"]
 
-_LOOK_AHEAD = 2  # layers, as of `Layerwise`
+_LOOK_AHEAD = 2  # layers, as in `Layerwise`
 _ABORTED = "the step was aborted before it was copied"
 
 
 @dataclass(slots=True)
 class _Copying:
-    """Moves of one group of layers and their copies.
+    """Moves of a group of layers and their copies.
 
     Attributes:
         ids: int64 `(blocks,)`, the moves.
@@ -59,20 +59,20 @@ class _Copying:
     places: Sequence[int]
 
     def wide(self, upto: int) -> int:
-        """Number of the group's layers before the layer `upto` of the model."""
+        """Return the number of the group's layers before the layer `upto` of the model."""
         return bisect_left(self.places, upto)
 
 
 class StepCopies:
-    """Copies of one step after another.
+    """Copies of steps, step after step.
 
     Args:
         gpu: vLLM's memory.
         host: the host tier's memory.
         load: the stream of loads.
         store: the stream of stores.
-        places: by group of layers, the places of its layers in the order of computation; -1 for a
-            state, which is copied with the first layer.
+        places: by group of layers, the places of its layers in the order of computation. A state
+            has -1 and is copied with the first layer.
     """
 
     def __init__(
@@ -89,18 +89,18 @@ class StepCopies:
         self._loads: list[_Copying] = []
         self._ahead: list[_Copying] = []
         self._loaded: list[torch.cuda.Event | None] = []  # after each layer of the step's loads
-        self._held = 0  # layers whose loads vLLM's stream waits for
-        self._saved = 0  # layers whose stores have begun
+        self._held = 0  # layers with loads awaited by vLLM's stream
+        self._saved = 0  # layers with issued stores
         self._loading: list[MoveReport] = []  # reports of this step
         self._storing: list[MoveReport] = []
         self._reports = DeviceReports()
         self._bad: set[int] = set()
 
     def begin(self, lost: list[int]) -> None:
-        """Begin a step; what an aborted step has left is reported as failed.
+        """Begin a step, and report unfinished copies of an aborted step as failed.
 
         Args:
-            lost: slots of vLLM's memory that were promised and will not be filled.
+            lost: promised slots of vLLM's memory, not to be filled.
         """
         self._hold(len(self._loaded))  # the aborted step's loads must not overtake this step
         for copying, reports in ((self._loads, self._loading), (self._ahead, self._storing)):
@@ -113,11 +113,11 @@ class StepCopies:
         self._bad = set(lost)
 
     def lose(self, slot: int) -> None:
-        """Report a slot of vLLM's memory as not filled: its load is not made."""
+        """Report a slot of vLLM's memory as not filled, without a load."""
         self._bad.add(slot)
 
     def store(self, moves: Moves) -> None:
-        """Store blocks that earlier steps have written."""
+        """Store blocks written by earlier steps."""
         if not len(moves):
             return
         self._store.follow()
@@ -125,26 +125,26 @@ class StepCopies:
             self._advance([*self._copies(moves, self._gpu, self._host)], self._layers)
 
     def store_ahead(self, moves: Moves) -> None:
-        """Store blocks that this step fills, each layer after its computation."""
+        """Store blocks filled by this step, each layer after its computation."""
         if len(moves):
             self._ahead += self._copies(moves, self._gpu, self._host)
 
     def load(self, moves: Moves) -> None:
-        """Load blocks that this step reads, from `start_loads` on."""
+        """Load blocks read by this step, from `start_loads` on."""
         if len(moves):
             self._loads += self._copies(moves, self._host, self._gpu)
 
     def await_stores(self) -> None:
-        """Let the step write only after all stores so far have been read."""
+        """Make vLLM's stream wait for all stores so far before the step writes."""
         self._store.hold(self._store.record())
 
     def start_loads(self) -> None:
-        """Begin the loads of the first layers."""
+        """Issue the loads of the first layers."""
         for layer in range(_LOOK_AHEAD if self._load.overlaps else 0):
             self._issue(layer + 1)
 
     def wait_for_layer(self, layer: int) -> None:
-        """Let vLLM's stream wait for a layer's loads, and begin those of a later one."""
+        """Make vLLM's stream wait for a layer's loads, and issue a later layer's loads."""
         if layer >= self._held:
             self._issue(layer + 1)
             if self._load.overlaps:
@@ -152,37 +152,37 @@ class StepCopies:
             self._hold(layer + 1)
 
     def save_layer(self, layer: int | None) -> None:
-        """Store a layer that the step has just written, of the blocks that it fills."""
+        """Store a newly written layer of the blocks filled by the step."""
         if layer is not None and self._ahead and self._saved == layer:
             self._save(layer + 1)
 
     def finish_loads(self) -> None:
-        """Begin all loads of the step, and let vLLM's stream wait for them."""
+        """Issue all loads of the step, and make vLLM's stream wait for them."""
         self._issue(self._layers)
         self._hold(self._layers)
 
     def finish(self) -> None:
-        """End the step: copy the layers that its loads and stores have left."""
+        """End the step: copy the remaining layers of its loads and stores."""
         self.finish_loads()
         self._save(self._layers)
         self._loads, self._ahead, self._loaded, self._held, self._saved = [], [], [], 0, 0
 
     def bad_slots(self) -> set[int]:
-        """Slots of vLLM's memory that should have been filled by now and were not."""
+        """Return the slots of vLLM's memory with failed loads since the last call."""
         bad, self._bad = self._bad, set()
         return bad
 
     def reports(self, *, wait: bool) -> list[MoveReport]:
-        """Return the reports of moves whose copies have been made.
+        """Return the reports of moves with finished copies.
 
         Args:
-            wait: until all have.
+            wait: wait for all copies.
         """
         self._settle()
         return self._reports.take(wait=wait)
 
     def drain(self) -> None:
-        """Block until all copies are made."""
+        """Block until all copies are done."""
         self._load.synchronize()
         self._store.synchronize()
 
@@ -195,7 +195,7 @@ class StepCopies:
             self._advance(self._ahead, upto)
 
     def _issue(self, upto: int) -> None:
-        """Enqueue the loads of the layers below `upto` together, and an event."""
+        """Enqueue the loads of the layers below `upto` with a single event."""
         upto = min(upto, self._layers)
         if not self._loads or upto <= len(self._loaded):
             return
@@ -206,13 +206,13 @@ class StepCopies:
         self._loaded += [self._load.record()] * (upto - len(self._loaded))
 
     def _hold(self, upto: int) -> None:
-        """Let vLLM's stream wait for the loads of the layers below `upto`."""
+        """Make vLLM's stream wait for the loads of the layers below `upto`."""
         if self._loads and upto > self._held:
             self._load.hold(self._loaded[upto - 1])
             self._held = upto
 
     def _settle(self) -> None:
-        """Have reports wait for the stream that makes their copies."""
+        """Hold reports back until the stream of their copies has reached this point."""
         if self._loading:
             self._reports.add(self._loading, self._load.record())
             self._loading = []
@@ -221,7 +221,7 @@ class StepCopies:
             self._storing = []
 
     def _copies(self, moves: Moves, source: Pool, target: Pool) -> Iterable[_Copying]:
-        """The copies of moves, for each group of layers."""
+        """Yield the copies of moves, for each group of layers."""
         groups: list[int] = np.unique(moves.group).tolist() if len(source.groups) > 1 else [0]
         for number in groups:
             rows: NDArray[np.bool_] = moves.group == number
@@ -232,7 +232,7 @@ class StepCopies:
             yield _Copying(part.id, part.dst_slot, copies, self._places[number])
 
     def _advance(self, copying: list[_Copying], upto: int) -> None:
-        """Copy the layers before `upto`; note the moves that have failed or are complete."""
+        """Copy the layers before `upto`, and report failed and complete moves."""
         for one in copying:
             copies, wide = one.copies, one.wide(upto)
             into = copies.target in self._gpu.groups

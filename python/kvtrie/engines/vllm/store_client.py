@@ -1,9 +1,9 @@
-"""StoreClient: the parts of all ranks in a shared store, which the scheduler asks for.
+"""StoreClient: lookups of all ranks' block parts in a shared store, from the scheduler.
 
-It only asks whether blocks are there; the workers read and write them.
+It only queries the presence of blocks. The workers read and write them.
 With several groups of layers a block has a value for each of them.
 Invariant: a block of a group counts when the store has the parts of all ranks. Cost: a hash per
-block, group and rank, and a round trip for those of which nothing is known.
+block, group and rank, and a round trip for unknown blocks.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ __all__ = ["StoreClient"]
 
 
 class StoreClient:
-    """The storages of one store.
+    """The storages of a store.
 
     Args:
-        groups: by group of layers its storages, each with the formats of the ranks whose values
-            have its length.
+        groups: by group of layers its storages, a storage per length of values, with the formats of
+            the ranks with this length.
     """
 
     def __init__(self, groups: Sequence[_Parts]) -> None:
@@ -53,10 +53,10 @@ class StoreClient:
         opened: Mapping[int, Opened],
         clock: Callable[[], int],
     ) -> Self | None:
-        """The client of a server; None if it has no store, or uses only what it wrote itself.
+        """Create the client of a server, or return None without a store or with local lookups.
 
         Raises:
-            ConfigError: a store or secret that cannot be opened.
+            ConfigError: the store or the secret cannot be opened.
         """
         tier = settings.tiers[-1] if settings.tiers else None
         if tier is None or tier.kind != "remote" or tier.lookup == "local":
@@ -71,7 +71,7 @@ class StoreClient:
         )
 
     def find(self, keys: NDArray[np.uint8], deadline: int) -> Found:
-        """Return the leading blocks that the store has in the first group of layers."""
+        """Return the leading blocks of the first group of layers in the store."""
         answers = [storage.find(keys, deadline, forms) for storage, forms in self._groups[0]]
         return Found(
             min(each.blocks for each in answers),
@@ -81,12 +81,12 @@ class StoreClient:
         )
 
     def answers(self, group: int, keys: NDArray[np.uint8], deadline: int) -> list[Answer]:
-        """Return what the store says of blocks of a group, as `RemoteStorage.answers`."""
+        """Return the store's answers about blocks of a group, as `RemoteStorage.answers`."""
         parts = (storage.answers(keys, deadline, forms) for storage, forms in self._groups[group])
         return [least(each) for each in zip(*parts, strict=True)]
 
     def refute(self, blocks: Iterable[tuple[int, bytes]]) -> None:
-        """Note that blocks could not be read: they are not asked for again for a while.
+        """Record failed reads of blocks: they are not queried again for a while.
 
         Args:
             blocks: their groups and keys.
@@ -96,12 +96,12 @@ class StoreClient:
                 storage.refute([key], forms)
 
     def forget(self) -> None:
-        """Drop all beliefs; the store keeps its blocks."""
+        """Forget all cached answers. The store keeps its blocks."""
         for storage in self._storages():
             storage.forget()
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         for storage in self._storages():
             storage.close()
 
@@ -116,7 +116,7 @@ def _parts(
     names: Iterable[ValueNames],
     clock: Callable[[], int],
 ) -> _Parts:
-    """The storages of a group of layers, for the names of all ranks; None is the only group."""
+    """Return the storages of a group of layers (None for a single group), for all ranks."""
     secret = read_secret(tier.secret_file)
     forms: dict[tuple[int, int], list[ValueFormat]] = {}
     for each in sorted(set(names)):

@@ -1,12 +1,13 @@
-"""StoreMoves: hands out moves, of which few write to a shared store at a time.
+"""StoreMoves: issues moves to workers, with a limit on writes to a shared store.
 
-The manager decides which blocks are written there: eviction drops a store that it has not handed
-out, and passes over the slots that the others read. The scheduler cannot know when a worker begins
-to read a slot, so a store counts as begun from the time that it is in a step's orders. Workers have
-as many as their limit of writes in flight lets them begin; the others stay in the manager.
-Loads are remembered by the keys of their blocks, so that one that fails refutes a belief.
-Invariant: a move is handed out once. Cost: array operations over the moves of a step, if there is a
-remote tier; none without one.
+The manager selects the blocks to write there. Eviction drops a store before it is issued, and skips
+the slots of issued stores. The scheduler cannot know when a worker starts to read a slot, so a
+store counts as started from its step's orders on. Workers get only stores within their limit of
+writes in flight, and the rest stays in the manager.
+Loads are tracked with the keys of their blocks, so a failed load corrects the cached answer of the
+store.
+Invariant: a move is issued once. Cost: array operations over the moves of a step with a remote
+tier, else none.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ if TYPE_CHECKING:
 __all__ = ["DROPPED", "StoreMoves"]
 
 DROPPED = "evicted before the store had it"
-"""The reason under which a block that no write took to the store is counted."""
+"""The reason counted for a block evicted before its write to the store."""
 
 
 class StoreMoves:
-    """The moves of one manager that go to the workers.
+    """The moves of a manager for the workers.
 
     Args:
         manager: the manager.
-        dispatch: its moves under way.
-        tier: index of the remote tier; None without one.
-        most: blocks whose writes to the remote tier the workers may have.
+        dispatch: its moves in flight.
+        tier: index of the remote tier, or None.
+        most: the most blocks in issued writes to the remote tier.
 
     Attributes:
-        dispatch: the moves under way.
+        dispatch: the moves in flight.
     """
 
     def __init__(
@@ -52,11 +53,11 @@ class StoreMoves:
         self._dropped = 0
 
     def take_early(self, now: int) -> None:
-        """Take the moves that the next `take` will return first."""
+        """Take moves early. The next `take` returns them first."""
         self._early += self._take(now)
 
     def take(self, now: int) -> list[Moves]:
-        """Return the moves that every rank may carry out now, in the manager's order."""
+        """Return the moves for all ranks to execute now, in the manager's order."""
         early, self._early = self._early, []
         return [*early, *self._take(now)]
 
@@ -68,19 +69,19 @@ class StoreMoves:
         return parts
 
     def take_dropped(self) -> int:
-        """Return the number of stores that eviction has dropped since the last call."""
+        """Return the number of stores dropped by eviction since the last call."""
         before, self._dropped = self._dropped, self._manager.shared_stores[1]
         return self._dropped - before
 
     def reported(self, ids: Iterable[int], failed: Iterable[int]) -> list[tuple[int, bytes]]:
-        """Note moves of which a rank has reported something.
+        """Record moves reported by a rank.
 
         Args:
-            ids: the moves.
-            failed: those that have failed.
+            ids: the reported moves.
+            failed: the failed moves.
 
         Returns:
-            The groups and keys of blocks whose loads from the store have failed.
+            The groups and keys of blocks with failed loads from the store.
         """
         if not self._loads and not self._stores:
             return []
@@ -93,7 +94,7 @@ class StoreMoves:
         return lost
 
     def cancel(self, ids: Collection[int], now: int, why: str) -> None:
-        """Cancel those of some moves that no rank has, those that `take_early` took included."""
+        """Cancel the given moves unless issued to a rank. Includes moves of `take_early`."""
         self.dispatch.cancel(ids, now, why)
         wanted = np.array([*ids], np.uint64)
         parts = [(part, np.isin(part.id, wanted)) for part in self._early]
@@ -102,11 +103,11 @@ class StoreMoves:
         self.dispatch.refuse(late, now, why)
 
     def cancel_all(self, now: int, why: str) -> None:
-        """Cancel the moves that no rank has.
+        """Cancel all moves not yet issued to a rank.
 
         Args:
             now: the time.
-            why: the error that the manager records.
+            why: the error recorded by the manager.
         """
         self.dispatch.refuse([*self._early, *self.dispatch.take(now, shared=0)], now, why)
         self._early = []
@@ -114,7 +115,7 @@ class StoreMoves:
         self.dispatch.cancel(waiting, now, why)
 
     def clear(self) -> None:
-        """Forget all moves: none is under way."""
+        """Forget all moves. None may be in flight."""
         self._loads.clear()
         self._stores.clear()
 

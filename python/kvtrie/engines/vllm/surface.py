@@ -1,8 +1,7 @@
-"""All that kvtrie uses of vLLM: module, class, and its methods, properties and fields.
+"""The names kvtrie uses of vLLM: module, class, and its methods, properties and fields.
 
-`VERSIONS` are the versions of vLLM that kvtrie is tested with; `SINCE` has the names that an
-earlier one of them lacks or calls otherwise, and that kvtrie does without there. `calls` has the
-arguments of calls.
+`VERSIONS` are the tested versions of vLLM. `SINCE` has the names missing or different in an earlier
+tested version. With these versions kvtrie works without them. `calls` has the arguments of calls.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ OVERRIDDEN = (
     "build_connector_worker_meta",
     "shutdown",
 )
-"""Methods of the connector that vLLM calls."""
+"""Methods of the connector called by vLLM."""
 
 USED: dict[tuple[str, str], tuple[str, ...]] = {
     (_V1, "KVConnectorBase_V1"): (
@@ -408,4 +407,4 @@ SINCE = {
     ),
     "0.33": frozenset({f"{_V1}.KVConnectorBase_V1.unregister_kv_caches"}),
 }
-"""Names by the version that brought them."""
+"""Names by the version they were introduced in."""

@@ -1,10 +1,11 @@
-"""Versions: KV of the weights that a server computed with before the current ones.
+"""Versions: retention of KV of a server's older weights.
 
-A trainer updates weights again and again, and may go back. KV of the last few older weights stays
-and leaves before all other KV; that of weights before those is dropped. The versions of blocks that
-an earlier server left are in no known order, so they leave first, and are dropped at a change.
-Invariant: KV of the current weights is never dropped. Cost: a comparison per step; after a change
-of weights a visit to some blocks per step, until all were visited, whatever the number of requests.
+A trainer updates weights repeatedly, and may return to older weights. KV of the last few older
+weights is kept, but evicted before KV of the current weights. KV of still older weights is dropped.
+Blocks of an earlier server have versions in unknown order, so they are evicted first, and dropped
+at a change.
+Invariant: KV of the current weights is never dropped. Cost: a comparison per step. After a change
+of weights, each step visits some blocks until all were visited, at any number of requests.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Versions"]
 
-_PER_STEP = 512  # blocks; about 3 microseconds each if they are dropped
+_PER_STEP = 512  # blocks, about 3 microseconds each if they are dropped
 
 
 class Versions:
-    """The weights of a server, the current ones first.
+    """The weights of a server, the current weights first.
 
     Args:
-        manager: the manager of their KV, whose scopes are named by weights.
-        keep: older versions whose KV is kept.
+        manager: the manager of their KV, with weights in its scopes' names.
+        keep: the number of older versions with KV to keep.
     """
 
     def __init__(self, manager: BlockManager, keep: int) -> None:
@@ -32,10 +33,10 @@ class Versions:
         self._names = [""]
         self._others: Literal["retire", "drop"] = "retire"
         self._passing, self._start = manager.stats().blocks > 0, None
-        self._left = 0  # blocks that this pass could not drop
+        self._left = 0  # blocks not dropped in this pass
 
     def step(self, weights: str, now: int) -> None:
-        """Take note of the current weights, and go on with the pass over all blocks.
+        """Record the current weights, and continue the pass over all blocks.
 
         Args:
             weights: their name.

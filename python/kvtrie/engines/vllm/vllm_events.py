@@ -1,10 +1,10 @@
-"""KV events: the blocks that are on host and on disk, as vLLM publishes them with its own.
+"""KV events of blocks on host and disk, published by vLLM together with its own.
 
-Events carry the hashes that vLLM gives the blocks, so that a router can continue the chain of a
-prompt from the GPU to the tiers below. They name the group of layers as vLLM's own events do: a
-router counts the blocks of groups with full attention. They set neither locality nor ownership:
-routers drop events that have them. Invariant: blocks that follow each other are in one event. Cost:
-an object per run.
+Events have vLLM's hashes of the blocks, so a router can continue the chain of a prompt from the GPU
+to the tiers below. They name the group of layers like vLLM's own events: a router counts the blocks
+of groups with full attention. They set neither locality nor ownership, because routers drop events
+with these fields. Invariant: consecutive blocks of a sequence are in the same event. Cost: an
+object per run of blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvtrie.engines.vllm.changes import Extra
 
 try:
     from vllm.v1.core.kv_cache_utils import to_event_extra_keys
-except ImportError:  # before 0.31 keys have the form that events publish
+except ImportError:  # before 0.31 keys already have the form of events
 
     def to_event_extra_keys(
         extra_keys: Iterable[tuple[Any, ...] | None] | None,
@@ -61,7 +61,7 @@ class VllmNaming:
         self._hash, self._hashes = get_hash_fn_by_name(algorithm), hashes
 
     def hash(self, parent: bytes | None, tokens: Sequence[int]) -> bytes:
-        """Return the hashes of a block of tokens alone, one after the other."""
+        """Return the concatenated hashes of a block of plain tokens."""
         last: Any = None if parent is None else _split(parent, self._hashes)[-1]
         found: list[bytes] = []
         for part in _parts(range(len(tokens)), self._hashes):
@@ -84,12 +84,12 @@ class VllmNaming:
 
 
 class EventGroup(NamedTuple):
-    """The group of layers of an event; the fields have vLLM's names.
+    """The group of layers of an event, with vLLM's names of the fields.
 
     Attributes:
         group_idx: vLLM's number of the group.
         kv_cache_spec_kind: vLLM's name of the kind of its layers.
-        kv_cache_spec_sliding_window: tokens of its window; None for other kinds.
+        kv_cache_spec_sliding_window: tokens of its window, or None without a window.
         block_size: tokens of a block.
     """
 
@@ -100,16 +100,16 @@ class EventGroup(NamedTuple):
 
     @classmethod
     def of(cls, group: ServedGroup, caches: KVCacheConfig) -> Self:
-        """Return that of a served group among vLLM's."""
+        """Return the event group of a served group."""
         spec = caches.kv_cache_groups[group.number].kv_cache_spec
         kind = get_kv_cache_spec_kind(spec).value
         return cls(group.number, kind, get_kv_cache_spec_sliding_window(spec), spec.block_size)
 
 
 class EngineResets:
-    """Resets of vLLM's own prefix cache, of which vLLM does not inform a connector.
+    """Detects resets of vLLM's own prefix cache: vLLM does not report them to connectors.
 
-    vLLM publishes them as `AllBlocksCleared`, on which readers forget blocks of all mediums.
+    vLLM publishes `AllBlocksCleared` then, and readers forget the blocks of all mediums.
 
     Args:
         pool: vLLM's blocks on the GPU. A reset replaces its map of hashes.
@@ -132,11 +132,11 @@ class EngineResets:
 def events_of(
     changes: Iterable[Change], model: ServedModel, groups: Sequence[EventGroup]
 ) -> Iterator[Any]:
-    """vLLM's events of blocks that came or left, in blocks of vLLM's.
+    """Yield vLLM's events of stored and removed blocks, in units of vLLM's blocks.
 
     Args:
         changes: blocks stored or removed, from the scheduler.
-        model: the KV that is served.
+        model: the served KV.
         groups: its groups of layers.
     """
     run: list[Change] = []
@@ -155,18 +155,18 @@ def _continues(last: Change, change: Change) -> bool:
 
 
 def _split(hashes: bytes, count: int) -> list[bytes]:
-    """Return hashes that follow each other."""
+    """Split concatenated hashes."""
     return [hashes[part.start : part.stop] for part in _parts(range(len(hashes)), count)]
 
 
 def _parts(whole: range, count: int) -> list[range]:
-    """Equal parts of a range."""
+    """Return equal parts of a range."""
     size = len(whole) // count
     return [range(at, at + size) for at in range(whole.start, whole.stop, size)]
 
 
 def _event(run: list[Change], model: ServedModel, group: EventGroup) -> Any:  # noqa: ANN401 - vLLM's own
-    # The last hash of a block of the group names it.
+    # A block of the group is named by its last hash.
     first, step = run[0], model.hashes * group.block_size // model.block_tokens
     names = [_split(each.hash, model.hashes)[step - 1 :: step] for each in run]
     hashes = [maybe_convert_block_hash(cast("Any", name)) for each in names for name in each]
@@ -191,7 +191,7 @@ def _event(run: list[Change], model: ServedModel, group: EventGroup) -> Any:  # 
 
 
 def _keys(each: tuple[tuple[Any, ...] | None, ...], blocks: int) -> list[tuple[Any, ...] | None]:
-    """The keys of blocks of a group, out of those of their hashes."""
+    """Return the extra keys of blocks of a group, merged over their hashes."""
     if not each:
         return [None] * blocks
     return [

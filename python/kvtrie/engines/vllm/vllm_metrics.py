@@ -1,7 +1,7 @@
-"""KvtrieStats and KvtrieProm: counts as vLLM passes them from its scheduler to its metrics.
+"""KvtrieStats and KvtrieProm: counts passed by vLLM from its scheduler to its metrics.
 
-Invariant: plain numbers under plain names, so that any process can read them; adding two up loses
-nothing. Cost: an addition per number.
+Invariant: plain numbers under plain names, readable in any process. Merging loses nothing.
+Cost: an addition per number.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _LOGGED = ("vllm:kvtrie_found_tokens_total", "vllm:kvtrie_lost_total")
 
 
 class KvtrieStats(KVConnectorStats):
-    """Metrics since the last export; `data` is as `MetricsExporter.take` returns it."""
+    """Metrics since the last export, with `data` from `MetricsExporter.take`."""
 
     def reset(self) -> None:
-        """Forget all."""
+        """Forget all counts."""
         self.data = {}
 
     def aggregate(self, other: KVConnectorStats) -> KvtrieStats:
@@ -55,12 +55,12 @@ class KvtrieStats(KVConnectorStats):
         }
 
     def is_empty(self) -> bool:
-        """Whether nothing was counted."""
+        """Return whether nothing was counted."""
         return not any(self.data.values())
 
 
 class KvtrieProm(KVConnectorPromMetrics):
-    """Registers what `exported` names, under vLLM's labels and its own."""
+    """Registers the metrics of `exported`, with vLLM's labels and their own."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class KvtrieProm(KVConnectorPromMetrics):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        # Of several API servers each has the values of some steps, the last of which are true.
+        # With several API servers, each has the values of some steps, so only the latest are valid.
         gauge = partial(metric_types[Gauge], multiprocess_mode="mostrecent")
         made = {"counter": metric_types[Counter], "gauge": gauge}
         self._counts = {count.name: count for count in exported()}
@@ -84,7 +84,7 @@ class KvtrieProm(KVConnectorPromMetrics):
         }
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Add what was counted by one engine."""
+        """Add an engine's counts."""
         exports: ExportedValues = transfer_stats_data
         for kind, rows in exports.items():
             for name, values in rows.items():

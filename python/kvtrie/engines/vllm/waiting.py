@@ -1,7 +1,7 @@
-"""State of requests that vLLM has asked about and that have not ended.
+"""State of matched and unfinished requests of vLLM.
 
 Invariant: an answer is reused only until the lookup result may have changed.
-Cost: a comparison of numbers per question.
+Cost: a comparison of numbers per lookup.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Answer(NamedTuple):
     """The last answer to vLLM about a waiting request, and its validity.
 
     Attributes:
-        generation: the manager's.
+        generation: the manager's generation.
         known: tokens of the request.
         start: the end of vLLM's own hit.
-        end: the end of kvtrie's hit, or None for a request that has to wait.
+        end: the end of kvtrie's hit, or None if the request has to wait.
     """
 
     generation: int
@@ -37,13 +37,13 @@ class Answer(NamedTuple):
 
 @dataclass(slots=True)
 class Wait:
-    """The wait of a request for blocks that are not in host memory.
+    """The wait of a request for blocks outside host memory.
 
     Attributes:
-        until: the time up to which it waits; 0 before it waits.
-        coming: whether a block of it was on its way when it was looked up last.
-        prefetched: blocks in host memory at the last prefetch; -1 before one.
-        gave_up: whether it waits no longer, and was counted for that.
+        until: the deadline, or 0 before the wait.
+        coming: whether a block was in flight at the last lookup.
+        prefetched: blocks in host memory at the last prefetch, or -1 before it.
+        gave_up: whether it has stopped waiting, and was counted.
     """
 
     until: int = 0
@@ -57,9 +57,9 @@ class StoreLookup:
     """The lookup of a request in a shared store.
 
     Attributes:
-        question: the question that is open.
-        asked_at: when that was asked; 0 before one.
-        sure: leading blocks that the store may be used for; None before an answer.
+        question: the open question, or None.
+        asked_at: the time of the question, or 0 before it.
+        sure: the number of leading blocks usable from the store, or None before an answer.
     """
 
     question: Question | None = None
@@ -69,29 +69,29 @@ class StoreLookup:
 
 @dataclass(slots=True)
 class WaitingRequest:
-    """A request that has come and not ended.
+    """State of an unfinished request.
 
     Attributes:
-        sequence: its tokens, as the manager has them.
-        scope: the scope of its blocks; None if it has none.
+        sequence: its tokens, in the manager's sequence.
+        scope: the scope of its blocks, or None if it is not cached.
         prompt: tokens of its prompt when the scope was read.
-        identity: the name of the weights and adapter that the scope was formed of.
-        session: the conversation that it belongs to.
-        ends: whether that is over with it.
-        wait: its wait for blocks that are not in host memory.
-        proofs_until: the time up to which it waits for proofs of its blocks; 0 before it waits.
-        pinned: blocks in host memory that wait for the others.
-        from_disk: tokens that were only on disk when it arrived.
-        from_store: tokens that were only in the shared store then.
+        identity: the name of the weights and adapter in its scope.
+        session: its session.
+        ends: whether the session ends with it.
+        wait: its wait for blocks outside host memory.
+        proofs_until: the deadline for the verification of its blocks, or 0 before the wait.
+        pinned: blocks pinned in host memory until the prefetched blocks arrive.
+        from_disk: tokens only on disk when it arrived.
+        from_store: tokens only in the shared store when it arrived.
         store: its lookup in the shared store.
-        start: the end of vLLM's own hit, when it was asked about last.
-        shut: an error has taken it out of the cache for good.
-        asked: whether it asks why its tokens are computed.
-        why: the answer to that, once it was admitted.
-        counted: the end of its prompt up to which the computed tokens are counted by cause.
-        answer: the last answer to vLLM, if it holds as long as nothing changes.
-        begun: the name of the weights and adapter that it was admitted under first; None before. A
-            request that has begun under other weights stores nothing.
+        start: the end of vLLM's own hit at the last match.
+        shut: whether an error has excluded it from the cache for good.
+        asked: whether its client asks for a miss report.
+        why: the miss report, after its admission.
+        counted: the position up to which its computed tokens are counted by cause.
+        answer: the last answer to vLLM, if it may be reused.
+        begun: the name of the weights and adapter at its first admission, or None before. A
+            request started under different weights stores nothing.
     """
 
     sequence: RequestSequence
@@ -115,18 +115,18 @@ class WaitingRequest:
     begun: str | None = None
 
     def look_up_again(self) -> None:
-        """Forget its wait and what a shared store has of it."""
+        """Reset its wait and its lookup in a shared store."""
         self.wait, self.store = Wait(), StoreLookup()
 
     def valid_answer(self, generation: int, start: int, now: int) -> Answer | None:
-        """Return the last answer if it is valid: until a change, a wait also until its deadline."""
+        """Return the last answer if still valid: until a change, or the deadline of a wait."""
         answer = self.answer
         if answer is None or answer[:3] != (generation, self.sequence.known, start):
             return None
         return None if answer.end is None and now >= self.wait.until else answer
 
     def sources(self, loaded: int) -> tuple[int, int, int]:
-        """Tokens of a hit that came from host memory, from disk, and from a shared store."""
+        """Return the tokens of a hit from host memory, from disk, and from a shared store."""
         store = min(self.from_store, loaded)
         disk = min(self.from_disk, loaded - store)
         return loaded - store - disk, disk, store

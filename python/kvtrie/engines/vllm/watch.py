@@ -1,14 +1,14 @@
-"""Watch: learn in the scheduler's process of calls that may change weights or adapters.
+"""Watch: detects calls in the scheduler's process with a possible change of weights or adapters.
 
-`pauses` says whether the reset that a connector gets is a part of vLLM's `pause`, `sleep` or
-`release_kv_cache_memory`, which all pass through `EngineCore._reset_caches`, or a user's.
+vLLM does not notify connectors of `collective_rpc`, used by trainers to update and reload weights,
+or of loaded and removed adapters. All these calls pass through its `EngineCore`. So these methods
+of the class are wrapped once per process, and the wrapper calls the listeners after vLLM's method.
+The listeners then make the workers hash their weights and adapters again.
 
-vLLM notifies connectors neither of `collective_rpc`, by which trainers update and reload weights,
-nor of adapters that are loaded and removed; both pass through its `EngineCore`. So these methods of
-the class are wrapped, once per process, and the wrapper calls the listeners after vLLM's method,
-which then have the workers name again what they hold.
-Invariant: a listener is called before the next step is scheduled. Cost: a walk over listeners
-per such call; steps are not touched.
+`pauses` distinguishes a user's reset from a reset within vLLM's `pause`, `sleep` or
+`release_kv_cache_memory`, which all pass through `EngineCore._reset_caches`.
+Invariant: a listener is called before the next step is scheduled. Cost: a loop over listeners per
+watched call, and nothing per step.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ __all__ = ["WATCHED", "Listener", "pauses", "watch"]
 
 WATCHED = ("collective_rpc", "wake_up", "add_lora", "remove_lora")
 _OF_ADAPTERS = ("add_lora", "remove_lora")
-_PAUSING = "_reset_caches"  # vLLM has it since it resets connectors at a pause
+_PAUSING = "_reset_caches"  # only in versions of vLLM with a reset of connectors at a pause
 _PAUSES = ContextVar("kvtrie_pauses", default=False)
 _LISTENERS: WeakSet[Listener] = WeakSet()
 
 
 class Listener(Protocol):
-    """An object that wants to know."""
+    """An object to notify of these calls."""
 
     def doubt_weights(self) -> None:
-        """Weights may have changed."""
+        """Handle a possible change of weights."""
         ...
 
     def doubt_adapters(self) -> None:
-        """An adapter may have been loaded, replaced or removed."""
+        """Handle a possibly loaded, replaced or removed adapter."""
         ...
 
 
 def watch(listener: Listener) -> None:
-    """Report calls to an object as long as it lives."""
+    """Report calls to an object while it is alive."""
     from vllm.v1.engine.core import EngineCore
 
     for name in WATCHED:
@@ -57,7 +57,7 @@ def watch(listener: Listener) -> None:
 
 
 def pauses() -> bool:
-    """Whether vLLM resets its caches in this thread because the engine pauses or sleeps."""
+    """Return whether this thread resets caches because the engine pauses or sleeps."""
     return _PAUSES.get()
 
 
@@ -79,7 +79,7 @@ def _watched(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
     def outer(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - vLLM's own
         try:
             return inner(*args, **kwargs)
-        finally:  # a call that fails may have changed something on some workers
+        finally:  # a failed call may have changed some workers
             for listener in list(_LISTENERS):
                 if name in _OF_ADAPTERS:
                     listener.doubt_adapters()

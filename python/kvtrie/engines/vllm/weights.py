@@ -1,14 +1,13 @@
-"""WorkerWeights: the identity of what one worker of vLLM computes with.
+"""WorkerWeights: the identity of a vLLM worker's computation.
 
-It is the digest of every parameter and buffer of the models whose layers keep KV, draft models
-included, as they were loaded and sharded; of the state of their modules; of the options that the
-engine was started with; and of the layout that its kernels give KV. Kernels for CPUs, and some for
-4 bits, pack weights into separate memory: then the files that the weights were loaded from are
-digested too, in full.
-Invariant: after a change of any bit that the worker computes with, `digest` returns another value.
-Weights that were packed again while the server ran get a random one: nothing older matches, and
-what is stored from then on is not found after a restart.
-Cost: see `kvtrie.engines.identity.weights`; every call is measured and logged.
+The digest covers every parameter and buffer of the models with KV layers (draft models included),
+as loaded and sharded, the state of their modules, the engine's start options, and the KV layout of
+its kernels. CPU kernels, and some 4-bit kernels, pack weights into separate memory. Then the files
+of the weights are hashed too, in full.
+Invariant: after a change of any bit used in the computation, `digest` returns a different value.
+Weights repacked while the server runs get a random digest: no older block matches, and newly stored
+blocks are not found after a restart.
+Cost: see `kvtrie.engines.identity.weights`. Every call is measured and logged.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerWeights", "combined"]
 
-_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
+_LOG = logging.getLogger("vllm.kvtrie")  # below vLLM's logger, for its handlers
 
 
 class WorkerWeights:
-    """The weights, modules, options and layout of one worker.
+    """The weights, modules, options and layout of a worker.
 
     Args:
-        config: vLLM's.
-        tensors: the tensors of the layers that keep KV, by vLLM's name of the layer.
+        config: vLLM's configuration.
+        tensors: the KV tensors, by vLLM's name of the layer.
         blocks: blocks of each tensor.
         block_tokens: tokens of a block, by vLLM's name of the layer.
 
     Attributes:
-        adapters: the adapters of the models; None if they take none.
+        adapters: the adapters of the models, or None if they take none.
 
     Raises:
         ConfigError: none of the layers is known to vLLM.
@@ -84,10 +83,10 @@ class WorkerWeights:
         self._objects: dict[tuple[int, str], ref[Any]] = {}
 
     def digest(self) -> bytes:
-        """Return 32 bytes that name what the worker computes with now.
+        """Return a 32-byte digest of the worker's current computation.
 
         Raises:
-            ConfigError: an option or a tensor that cannot be digested.
+            ConfigError: an option or a tensor cannot be hashed.
         """
         begun, tensors = time.monotonic(), list(tensors_of(self._models))
         hashed = hashlib.blake2b(digest(tensors), digest_size=32)
@@ -107,9 +106,9 @@ class WorkerWeights:
         return hashed.digest()
 
     def _packed_digest(self) -> bytes:
-        """Digest of packed weights: of the files at start, random once they were repacked."""
+        """Return the digest of packed weights: of the files at start, random after a repack."""
         objects = _objects(self._models)
-        # Attributes that have come since are of no account: compilation adds some.
+        # New attributes are ignored: compilation adds some.
         same = all(
             at in objects and objects[at]() is one() is not None
             for at, one in self._objects.items()
@@ -123,7 +122,7 @@ class WorkerWeights:
 
 
 def _objects(models: list[torch.nn.Module]) -> dict[tuple[int, str], ref[Any]]:
-    """The functions and kernels that modules hold; one that packs weights again makes new ones."""
+    """Return the kernels and functions in modules: repacking weights replaces them."""
     found: dict[tuple[int, str], ref[Any]] = {}
     modules = [module for model in models for module in model.modules()]
     for at, module in enumerate(modules):
@@ -137,7 +136,7 @@ def _objects(models: list[torch.nn.Module]) -> dict[tuple[int, str], ref[Any]]:
 
 
 def _checkpoint(config: VllmConfig) -> bytes:
-    """The digest of the files of weights; random if there are none on this machine."""
+    """Return the digest of the files of weights, random if they are not on this machine."""
     model, load = config.model_config, config.load_config
     if "dummy" in str(load.load_format):
         return f"dummy {model.seed}".encode()
@@ -152,5 +151,5 @@ def _checkpoint(config: VllmConfig) -> bytes:
 
 
 def combined(digests: Iterable[bytes]) -> bytes:
-    """One digest of those of all ranks, in their order."""
+    """Combine the digests of all ranks, in order."""
     return hashlib.blake2b(b"".join(digests), digest_size=32).digest()

@@ -1,11 +1,11 @@
-"""WorkerConnector: the bytes of one rank inside a vLLM worker. It decides nothing.
+"""WorkerConnector: the bytes of a rank inside a vLLM worker. It decides nothing.
 
-`StepCopies` loads what a step reads before it reads, or layer by layer while it does; stores the
-blocks that it fills after each layer, or at its end; and stores blocks of earlier steps before it
-writes. The threads of a `Runner` copy between host memory and disk or a shared store at the same
-time, and an `AgeWriter` writes the ages of blocks.
-Invariant: every move is reported once, done or failed. Cost: a copy of each block that is stored or
-loaded, and nothing per step that has neither.
+`StepCopies` loads blocks before a step reads them, all at once or layer by layer. It stores the
+blocks filled by a step after each layer or at the step's end, and blocks of earlier steps before
+the step writes. Concurrently, the threads of a `Runner` copy between host memory and disk or a
+shared store, and an `AgeWriter` writes the ages of blocks.
+Invariant: every move is reported once, done or failed. Cost: a copy per stored or loaded block, and
+nothing in steps without copies.
 """
 
 from __future__ import annotations
@@ -50,32 +50,32 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerConnector"]
 
-_IDLE_S = 0.002  # that a step without anything to compute waits for news, so as not to spin
-_HUNG_S = 0.02  # that it waits if all that is left hangs, which may last
+_IDLE_S = 0.002  # wait for reports in a step without computation, so as not to spin
+_HUNG_S = 0.02  # longer wait if all remaining copies hang
 
 
 class WorkerConnector:
-    """One rank's tiers and the copies between them.
+    """A rank's tiers and the copies between them.
 
     Args:
-        settings: what the operator said.
-        model: the KV that is served.
-        rank: the rank, of all that hold a part of the KV.
+        settings: the operator's settings.
+        model: the served KV.
+        rank: the rank, among all ranks with a part of the KV.
         tensors: vLLM's tensors by layer name.
-        engine: the engine's name, version and kind of memory; part of what names a block's bytes.
-        gather: exchanges values with the ranks of its tensor-parallel group; latent KV is kept
-            once for those of a machine then.
-        weights: returns the digest of the weights that the rank computes with now.
-        adapters: the adapters that the rank holds; None if its models take none.
-        writer: returns the kernel that writes tokens into the tensor of a layer; needed for tiers
-            in another format.
-        runners: threads that exchange blocks with a disk.
-        stream: makes the streams of loads and of stores.
-        wall: the wall clock in nanoseconds, by which ages grow between two servers.
+        engine: the engine's name, version and kind of memory, a part of the name of block bytes.
+        gather: exchanges values with the ranks of its tensor-parallel group. With it, latent KV is
+            stored once for the ranks of a machine.
+        weights: returns the digest of the rank's current weights.
+        adapters: the rank's adapters, or None if its models take none.
+        writer: returns the kernel for writing tokens into the tensor of a layer, needed for tiers
+            in a different format.
+        runners: threads for copies to and from a disk.
+        stream: creates the streams of loads and of stores.
+        wall: the wall clock in nanoseconds, for block ages between two servers.
 
     Raises:
-        ConfigError: tensors that do not fit the model, tiers that hold no block, or a format of
-            tiers below KV whose layout is not known.
+        ConfigError: tensors of an unexpected shape, tiers too small for a block, or a format of
+            tiers below KV of an unknown layout.
     """
 
     def __init__(
@@ -140,13 +140,13 @@ class WorkerConnector:
         self._reports = RankReports()
 
     def opened(self) -> Opened:
-        """Return the tiers and weights that the scheduler needs before the first request."""
+        """Return the tiers and weights for the scheduler, before the first request."""
         layers = [pool.layers for pool in self.gpu.groups]
         opened = Opened(self._rooms, layers, pinned=self.gpu.device.type == "cuda")
         if self._kept is not None:
             opened.kept_rows = self._whole(self._kept.pool.recall())
         elif self._proofs is not None and not (self._one_writes and self.replicas.place):
-            opened.kept_rows = []  # another process has the file
+            opened.kept_rows = []  # the file is in use by a different process
         if self.disk is not None:
             opened.rows = self._whole(self.disk.recall())
             opened.others = self.disk.other_blocks()
@@ -159,9 +159,9 @@ class WorkerConnector:
         return [row for row in index if row[2:4] == (0, layers[row[4] if len(row) > 4 else 0])]  # noqa: PLR2004 - a row of a group after the first has its number
 
     def store(self, orders: StepOrders) -> None:
-        """Begin a step: copy out of vLLM's memory what its orders say, before anything is written.
+        """Begin a step: execute its orders, with stores before the step writes anything.
 
-        Doing it again in one step does nothing.
+        Repeated calls in a step do nothing.
         """
         if orders.step == self._step:
             return
@@ -196,7 +196,7 @@ class WorkerConnector:
             self.runner.submit(moves[~(out | into)])
 
     def load(self) -> None:
-        """Begin the loads of the step; all of them, unless they come layer by layer."""
+        """Issue the loads of the step, or with `use_layerwise` only the first layers."""
         for slots, request in self._identity.of_others():
             self._reports.fail(request)
             for slot in slots:
@@ -207,23 +207,23 @@ class WorkerConnector:
             self._copies.finish_loads()
 
     def wait_for_layer(self, name: str) -> None:
-        """Have a layer's blocks in vLLM's memory before the layer reads them."""
+        """Wait until a layer's blocks are in vLLM's memory, before the layer reads them."""
         self._copies.wait_for_layer(self._layer_of.get(name, self.gpu.layers - 1))
 
     def save_layer(self, name: str) -> None:
-        """Store a layer that the step has just written, of the blocks that it fills."""
+        """Store a newly written layer of the blocks filled by the step."""
         self._copies.save_layer(self._layer_of.get(name))
 
     def finish(self) -> None:
-        """End the step: copy the layers that its loads and stores have left."""
+        """End the step: copy the remaining layers of its loads and stores."""
         self._copies.finish()
 
     def bad_slots(self) -> set[int]:
-        """Slots of vLLM's memory that should have been filled by now and were not."""
+        """Return the slots of vLLM's memory with failed loads since the last call."""
         return {slot % self._slots for slot in self._copies.bad_slots()}
 
     def received(self) -> tuple[set[str], set[str]]:
-        """Return the requests whose loads have all ended since the last call, and which failed."""
+        """Return the requests with all loads finished since the last call, and the failures."""
         self._reports.add(self._copies.reports(wait=False))
         return self._reports.received()
 
@@ -231,7 +231,7 @@ class WorkerConnector:
         """Return the reports since the last step.
 
         Args:
-            idle: the step has computed nothing, so that it may wait a moment for news.
+            idle: the step has computed nothing, so the call may briefly wait for reports.
         """
         self._reports.add(self._copies.reports(wait=idle))
         reports = self._reports.take()
@@ -255,7 +255,7 @@ class WorkerConnector:
         self._copies.drain()
 
     def close(self) -> None:
-        """Let running copies end, give memory and folder back. Closing twice does nothing."""
+        """Finish running copies, and close memory and files. Repeated calls do nothing."""
         self._copies.drain()
         self.runner.close()
         for ages in self._ages:
@@ -275,7 +275,7 @@ class WorkerConnector:
     def _admitted(
         self, moves: Moves, check: Callable[[KeptStores, Moves], dict[int, str]]
     ) -> Moves:
-        """The moves that kept host memory admits; others are reported failed."""
+        """Return the moves admitted by kept host memory, and report the rest as failed."""
         failed = {} if self._kept is None else check(self._kept, moves)
         for at, why in failed.items():
             self._reports.add([MoveReport((int(moves.id[at]),), error=why)])
@@ -284,7 +284,7 @@ class WorkerConnector:
         return moves if not failed else moves[np.delete(np.arange(len(moves)), [*failed])]
 
     def _own(self, moves: Moves) -> Moves:
-        """The moves that this rank carries out, of all its layers; others have ended for it."""
+        """Return the moves of this rank with all its layers, and report the rest as done."""
         own = np.ones(len(moves), dtype=np.bool_)
         if self.replicas.count > 1:
             into: NDArray[np.bool_] = moves.dst == 0
@@ -315,9 +315,9 @@ class WorkerConnector:
 
 
 def _places(model: ServedModel) -> tuple[dict[str, int], list[list[int]]]:
-    """The places of layers with KV in the order of computation, by name and by group.
+    """Return the places of KV layers in the order of computation, by name and by group.
 
-    vLLM calls the connector for no layer with a state.
+    vLLM does not call the connector for layers with a state.
     """
     names = list(model.layer_names)
     states = [group.kind == "state" for group in model.shape.groups] or [False]
@@ -330,12 +330,12 @@ def _places(model: ServedModel) -> tuple[dict[str, int], list[list[int]]]:
 
 
 def _layer_number(name: str) -> int:
-    """The number of a layer, the first one in vLLM's name of it."""
+    """Return the number of a layer, the first number in vLLM's name."""
     return next((int(part) for part in name.split(".") if part.isdigit()), 0)
 
 
 def _default(model: ServedModel) -> Tier:
-    """A host tier of a quarter of the memory that is free, shared by the ranks of a machine."""
+    """Return a host tier with a quarter of the free memory, divided by the number of ranks."""
     free = free_memory() // 4 // model.ranks
     return Tier("host", bytes=max(free, 1))
 
@@ -367,9 +367,9 @@ def _open_below(
     *,
     wall: Callable[[], int],
 ) -> tuple[DiskStorage | None, RankStore | None]:
-    """The disk and the shared store among tiers that are given with their room in blocks."""
+    """Open the disk and the shared store among tiers with their capacity in blocks."""
     disk, remote = None, None
-    # A disk comes last: a smaller budget frees blocks as soon as it is opened.
+    # Open the disk last: opening with a smaller budget frees blocks at once.
     for tier, room in sorted(tiers, key=lambda row: row[0].kind == "disk"):
         if tier.kind != "disk":
             layout = host.layout if model.resume is None else tier.layout
