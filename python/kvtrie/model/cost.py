@@ -1,7 +1,7 @@
-"""Cost: the time to compute a token again, over the length of its context.
+"""Cost: the time to recompute a token, as a function of its context length.
 
-Invariant: costs are finite, above zero and never fall with context. Cost: a formula or a table,
-read once when a manager is made.
+Invariant: costs are finite, above zero and never decrease with context.
+Cost: a formula or a table, read once when a manager is created.
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ _MOST_POINTS = 2**16 - 1
 class Cost:
     """Cost of a token after `context` tokens: `(alpha * context + beta) + constant`, or a table.
 
-    Only ratios matter to retention; `ns_per_token` turns them into predicted times:
+    Only ratios matter to retention. `ns_per_token` converts them into predicted times:
     `ns_per_token * cost(context) / cost(0)`.
 
     Attributes:
         alpha: cost of attention per token of context.
         beta: cost of attention without context.
-        constant: cost of everything but attention.
-        table: pairs (context in tokens, cost) that replace the formula; both ascend, linear in
-            between, constant before the first; the last slope continues after the last.
-        ns_per_token: nanoseconds to prefill a token without context; None takes the estimate
-            of `Cost.ns_of` for the manager's model.
+        constant: cost of everything except attention.
+        table: pairs (context in tokens, cost) instead of the formula, both ascending. Costs are
+            linear between points, constant before the first point, and continue the last slope
+            after the last point.
+        ns_per_token: nanoseconds to prefill a token without context, or None for the estimate of
+            `Cost.ns_of` for the manager's model.
 
     Raises:
-        ConfigError: a negative or infinite number, a cost of zero at context 0, a table that falls.
+        ConfigError: a negative or infinite number, a cost of zero at context 0, or a decreasing
+            table.
     """
 
     alpha: float = 1 / _EVEN_CONTEXT
@@ -79,12 +81,12 @@ class Cost:
 
     @classmethod
     def default(cls, model: ModelShape) -> Cost:
-        """Return `1 + context / 10 700`: attention costs as much as all else at 10 700 tokens.
+        """Return `1 + context / 10 700`: attention costs as much as the rest at 10 700 tokens.
 
-        The ratio is that of the Pensieve paper (Section 4.3.1), measured on A100s.
+        The ratio is from the Pensieve paper (Section 4.3.1), measured on A100s.
 
         Args:
-            model: the model, for `ns_per_token`; see `ns_of`.
+            model: the model, for `ns_per_token`, see `ns_of`.
         """
         return cls(ns_per_token=cls.ns_of(model))
 
@@ -95,11 +97,11 @@ class Cost:
 
     @staticmethod
     def ns_of(model: ModelShape) -> float:
-        """Estimate the nanoseconds to prefill one token without context.
+        """Estimate the nanoseconds to prefill a token without context.
 
-        `2 * parameters / 100 TFLOP/s` with `parameters = 12 * layers * hidden**2` (4 hidden**2 of
-        attention and 8 of the MLP per layer), as of two operations per parameter and token on a
-        device that reaches 100 TFLOP/s; 10 000 ns where `hidden` is unknown.
+        The estimate is `2 * parameters / 100 TFLOP/s` with `parameters = 12 * layers * hidden**2`
+        (4 hidden**2 of attention and 8 of the MLP per layer): two operations per parameter and
+        token on a device reaching 100 TFLOP/s. It is 10 000 ns if `hidden` is unknown.
         """
         if model.hidden is None:
             return _UNKNOWN_NS

@@ -1,7 +1,7 @@
-"""The layout of a group of layers on a tier: K of all rows of a layer, then V; a state as it is.
+"""The layout of a layer group on a tier: K of all rows of a layer, then V, or a raw state.
 
-Invariant: the bytes of a state are known to the model alone and have no other format. Cost:
-arithmetic.
+Invariant: only the model knows the bytes of a state, so they have no other format.
+Cost: arithmetic.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ if TYPE_CHECKING:
 __all__ = ["STATE", "group_bytes", "group_layout"]
 
 STATE = "state"
-"""The name of the layout of states, whose bytes the model alone knows."""
+"""The name of the layout of states, opaque bytes outside the model."""
 
 
 def group_layout(model: ModelShape, group: int, layout: Layout | None) -> Layout:
-    """Layout of a layer of a block of a group.
+    """Return the layout of a layer of a block of a group.
 
     Args:
         model: the model.
-        group: which of its groups.
-        layout: that of the tier, of which dtype and scales count; None is the model's own.
+        group: the number of the group.
+        layout: the tier's layout, of which only dtype and scales count, or None for the model's
+            own.
 
     Raises:
-        ConfigError: a layout of a tier with more than another dtype and scales.
+        ConfigError: a tier layout that changes more than dtype and scales.
     """
     if model.groups[group].kind == "state":
         return Layout(dtype="uint8", opaque=STATE)
     _, _, second, latent, dtype = model.form(group)
-    # A latent row of two widths is kept as two rows.
+    # A latent row of two widths is stored as two rows.
     native = Layout(dtype=dtype, kv="split", latent=latent and not second)
     if layout is None:
         return native
@@ -50,15 +51,15 @@ def group_layout(model: ModelShape, group: int, layout: Layout | None) -> Layout
 def group_bytes(
     model: ModelShape, block_tokens: int, layout: Layout | None = None
 ) -> tuple[int, ...]:
-    """Bytes of a block of each group, or of a state.
+    """Return the bytes of a block of each group, or of a state.
 
     Args:
-        model: the model; the bytes are those of one rank.
+        model: the model, with the sizes of a rank.
         block_tokens: tokens of a block.
-        layout: that of the tier; None is the model's own.
+        layout: the tier's layout, or None for the model's own.
 
     Raises:
-        ConfigError: as `group_layout`, and a group whose KV has no bytes per block.
+        ConfigError: as for `group_layout`, or a group without fixed KV bytes per block.
     """
     sizes: list[int] = []
     for group, one in enumerate(model.groups):

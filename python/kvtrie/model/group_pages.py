@@ -1,10 +1,11 @@
-"""GroupPages: how the groups of a model share the bytes of one tier.
+"""GroupPages: divides the bytes of a tier among the groups of a model.
 
-The room of a tier is pages of one size. A group cuts a page into slots of its size on that tier: in
-memory the bytes of a block in the tier's format, on a disk also its header pages and its share of
-the manifest.
-Invariant: manager, pools and stores take their numbers from here, so that a slot number means the
-same place to all of them. Cost: arithmetic.
+A tier consists of pages of equal size. A group divides a page into slots of its size on the tier:
+in memory the bytes of a block in the tier's format, on a disk also its header pages and its share
+of the manifest.
+Invariant: manager, pools and stores all use these numbers, so a slot number means the same place
+everywhere.
+Cost: arithmetic.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ if TYPE_CHECKING:
 __all__ = ["LAYER_DIGEST", "GroupPages", "layer_digests", "slot_start"]
 
 LAYER_DIGEST = 16
-"""Bytes of the digest of a layer that tables of kept memory have."""
+"""Bytes of a layer's digest in tables of kept memory."""
 
-_MANY = 1 << 16  # blocks of which the bytes of one are the average
+_MANY = 1 << 16  # number of blocks for the average bytes of a block
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPages:
-    """Pages of one tier, and the slots that each group cuts them into.
+    """Pages of a tier, and the slots of each group in a page.
 
     Attributes:
-        bytes: of all pages, and a rest.
-        slots: bytes that a slot of each group takes.
+        bytes: bytes of all pages, including a remainder.
+        slots: bytes of a slot of each group.
     """
 
     bytes: int
@@ -46,17 +47,17 @@ class GroupPages:
 
     @classmethod
     def of(cls, model: ModelShape, tier: Tier, block_tokens: int) -> Self:
-        """The pages of a tier.
+        """Return the pages of a tier.
 
         Args:
-            model: its groups are kept apart.
-            tier: the tier; with `blocks` it has the bytes of that number of blocks of all layers,
-                an engine's or a remote tier also those of as many states.
+            model: a model with separate groups.
+            tier: the tier. `blocks` counts blocks of all layers, and for an engine's or a remote
+                tier also the same number of states.
             block_tokens: tokens of a block.
 
         Raises:
-            ConfigError: less than a block of the first group, blocks of a model with states, or a
-                layout that groups cannot have.
+            ConfigError: the tier is smaller than a block of the first group, `blocks` is used for a
+                model with states, or the layout is unsupported by groups.
         """
         slots = group_bytes(model, block_tokens, tier.layout)
         books = 0
@@ -98,18 +99,18 @@ class GroupPages:
 
     @property
     def per_page(self) -> tuple[int, ...]:
-        """Slots that each group cuts a page into."""
+        """Number of slots per page of each group."""
         return tuple(self.page // slot for slot in self.slots)
 
 
 def slot_start(slot: int, page_bytes: int, slot_bytes: int) -> int:
-    """Offset of a slot in pages that its group cuts into slots of some bytes."""
+    """Return the byte offset of a slot in pages of `page_bytes`, divided into slots."""
     page, place = divmod(slot, page_bytes // slot_bytes)
     return page * page_bytes + place * slot_bytes
 
 
 def layer_digests(block: bytes | memoryview, layers: int) -> bytes:
-    """Return the digests of a number of layers of one size, one after the other."""
+    """Return the concatenated digests of layers of equal size."""
     each = len(block) // layers
     parts = (block[at * each : (at + 1) * each] for at in range(layers))
     return b"".join(hashlib.blake2b(part, digest_size=LAYER_DIGEST).digest() for part in parts)

@@ -1,7 +1,7 @@
 """LayerGroup: layers of a model that keep the same part of a sequence in the same form.
 
-Invariant: a group that exists can be served as it says; a field that does not fit its kind is
-refused. Cost: arithmetic on a handful of integers.
+Invariant: every existing group can be served as described. A field unsuited to its kind is refused.
+Cost: arithmetic on a few integers.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ _SHAPE = ("kv_heads", "head_dim", "v_head_dim")
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that attend in the same way.
+    """Layers with the same kind of attention.
 
-    A field of the KV's shape that is None has the model's value.
+    A None in the KV's shape means the model's value.
 
     Attributes:
         layers: indices of model layers, ascending.
         kind: "full" attention, "sliding" window, "chunked" attention, or "state", a recurrent state
             in place of KV.
-        window: tokens that a sliding window or a chunk spans; 0 for the other kinds.
+        window: tokens of a sliding window or a chunk, and 0 for full attention and states.
         sinks: leading tokens that stay visible to a sliding window.
         kv_heads: heads of K and V, of all ranks together.
-        head_dim: numbers per head of K; in a latent group the first width of the row.
-        v_head_dim: numbers per head of V; in a latent group the second width of the row.
-        latent: whether one compressed row per token replaces both K and V.
-        dtype: torch's name of the type that KV is kept in.
-        state_bytes: bytes of a state, of all layers of the group, on one rank.
-        tokens_per_row: tokens that one row of KV holds.
+        head_dim: numbers per head of K, or in a latent group the first width of the row.
+        v_head_dim: numbers per head of V, or in a latent group the second width of the row.
+        latent: whether a compressed row per token replaces both K and V.
+        dtype: torch's name of the stored KV type.
+        state_bytes: bytes of a state, of all layers of the group, on a rank.
+        tokens_per_row: tokens per row of KV.
 
     Raises:
-        ConfigError: an unknown kind, or a field that does not fit the kind.
+        ConfigError: the kind is unknown, or a field is unsuited to the kind.
     """
 
     layers: tuple[int, ...]
@@ -107,14 +107,14 @@ class LayerGroup:
         return getattr(self, name) is not None
 
     def identity(self) -> str:
-        """All that decides what the group keeps, as text without blanks."""
+        """Return all settings that decide the group's stored bytes, as text without blanks."""
         given = ((one.name, getattr(self, one.name), one.default) for one in fields(self)[2:])
         named = [f"{name}={value}" for name, value, default in given if value != default]
         return ":".join([self.kind, _ranges(self.layers), *named])
 
 
 def _ranges(layers: tuple[int, ...]) -> str:
-    """Layers as `0-3,7`."""
+    """Format layers as `0-3,7`."""
     starts = [at for at in layers if at - 1 not in set(layers)]
     ends = [at for at in layers if at + 1 not in set(layers)]
     pairs = zip(starts, ends, strict=True)

@@ -1,9 +1,10 @@
-"""Layout: arrangement of the KV of one layer of one block in memory.
+"""Layout: arrangement of the KV of a layer of a block in memory.
 
-A layout is a statement about bytes, not about values: two pools (or a pool and a file) may
-exchange raw bytes exactly when their layouts have the same digest. Invariant: equal layouts have
-equal digests on every machine and in every version; the digest covers every field.
-Cost: arithmetic on a handful of integers; nothing here touches memory that holds KV.
+A layout describes bytes, not values: two pools (or a pool and a file) may exchange raw bytes
+exactly when their layouts have the same digest.
+Invariant: equal layouts have equal digests on every machine and in every version. The digest covers
+every field.
+Cost: arithmetic on a few integers. KV memory is not accessed.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ DTYPE_BYTES = {
     "int8": 1,
     "uint8": 1,
 }
-"""Bytes of one number, by torch's name of the dtype."""
+"""Bytes of a number, by torch's name of the dtype."""
 
 INT4_GROUP = 32
-"""Numbers of int4 that share a scale: tokens of a channel of K, channels of a token of V."""
+"""Number of int4 values sharing a scale: tokens of a K channel, channels of a V token."""
 
 _SCALE_BYTES = 4
 _INT4_SCALE_BYTES = 2
@@ -46,12 +47,12 @@ _AXES: tuple[Axis, ...] = ("block", "layer", "kv", "token", "head", "dim")
 
 
 class PackedPart(NamedTuple):
-    """The place of int4's K or V in one layer of one block.
+    """The place of int4's K or V in a layer of a block.
 
     Attributes:
-        plane: the plane that contains it.
-        codes_at: byte of the plane at which its codes begin.
-        scales_at: byte at which its scales begin.
+        plane: the index of its plane.
+        codes_at: byte offset of its codes in the plane.
+        scales_at: byte offset of its scales in the plane.
     """
 
     plane: int
@@ -65,28 +66,28 @@ class Layout:
 
     Attributes:
         order: the six axes, outermost first. The default is kvtrie's: inside a block the KV is
-            ordered by layer, so one layer of a block is one contiguous range.
-        strides: bytes from one index to the next along each axis of `order`; None means dense,
-            except for the padding that `alignment` asks for.
-        dtype: torch's name of the stored numbers' type; or "int4", two numbers to a byte, which
-            goes together with scales by "channel".
-        kv: "joined" keeps K and V of a layer side by side in one tensor, "split" in two tensors.
-        scales: the numbers that one quantisation scale covers, which is an fp32 number; "none" for
-            plain numbers. Scales of a "token" (all its heads) or "group" (one head of a token), of
-            K and then of V, follow the numbers of each layer of each block; those of a "head"
-            or of the whole "tensor" are kept elsewhere. Scales by "channel" are fp16 numbers after
-            the numbers: of K a scale and a least number for 32 tokens of a channel, of V a scale
-            for 32 channels of a token.
-        latent: True where one compressed vector per token replaces both K and V.
+            ordered by layer, so a layer of a block is a contiguous range.
+        strides: bytes from an index to the next along each axis of `order`. None means dense,
+            except for the padding of `alignment`.
+        dtype: torch's name of the stored numbers' type, or "int4", with two numbers per byte and
+            scales by "channel".
+        kv: "joined" keeps K and V of a layer together in a tensor, "split" in two tensors.
+        scales: the numbers covered by an fp32 quantisation scale, or "none" for plain numbers.
+            Scales of a "token" (all its heads) or "group" (a head of a token), of K and then of V,
+            follow the numbers of each layer of each block. Scales of a "head" or of the whole
+            "tensor" are stored elsewhere. Scales by "channel" are fp16 numbers after the numbers:
+            for K a scale and a minimum per 32 tokens of a channel, for V a scale per 32 channels of
+            a token.
+        latent: True if a compressed vector per token replaces both K and V.
         alignment: every layer of a block starts at a multiple of this many bytes.
-        rope: "rotated" where stored keys carry their position's rotation, "plain" where they are
-            stored before it, "none" for models without rotary positions.
+        rope: "rotated" if stored keys include their position's rotation, "plain" if they are stored
+            before rotation, "none" for models without rotary positions.
         opaque: an engine's name of the layout of a layer of a block, if only the engine knows it:
-            the bytes are moved unchanged, never converted or read. Empty if the other fields
+            the bytes are copied unchanged, never converted or read. Empty if the other fields
             describe the layout.
 
     Raises:
-        ConfigError: an unknown axis, dtype or word, or a number that cannot be.
+        ConfigError: an unknown axis, dtype or word, or an invalid number.
     """
 
     order: tuple[Axis, ...] = _AXES
@@ -132,13 +133,13 @@ class Layout:
 
     @property
     def packed(self) -> bool:
-        """Whether the numbers are int4, which are read and written as whole blocks."""
+        """Whether the numbers are int4, read and written only as whole blocks."""
         return self.dtype == "int4"
 
     def planes(
         self, block_tokens: int, kv_heads: int, head_dim: int, v_head_dim: int | None = None
     ) -> tuple[int, ...]:
-        """Return the bytes that one layer of one block takes in each of the layout's tensors.
+        """Return the bytes of a layer of a block in each of the layout's tensors.
 
         Padding keeps rows whole: a plane is a multiple of both `alignment` and a token's row, so
         tokens of all layers and blocks are evenly spaced and one index reaches any of them. With
@@ -148,13 +149,13 @@ class Layout:
             block_tokens: tokens per block.
             kv_heads: heads of K and of V.
             head_dim: numbers per head of K.
-            v_head_dim: numbers per head of V, where they differ from K's.
+            v_head_dim: numbers per head of V, if different from K's.
 
         Returns:
-            One number for joined or latent layouts, two (K, V) for split ones.
+            A number for joined or latent layouts, two numbers (K, V) for split layouts.
 
         Raises:
-            ConfigError: K and V of different widths in a joined layout.
+            ConfigError: K and V have different widths in a joined layout.
         """
         block_tokens, kv_heads, head_dim, v_head_dim = _numbers(
             block_tokens, kv_heads, head_dim, v_head_dim
@@ -177,10 +178,10 @@ class Layout:
     def packed_parts(
         self, block_tokens: int, kv_heads: int, head_dim: int, v_head_dim: int | None = None
     ) -> tuple[PackedPart, PackedPart]:
-        """Return the places of K and of V in a layer of a block of int4; arguments as of `planes`.
+        """Return the places of K and V in a layer of an int4 block, with arguments as for `planes`.
 
         Raises:
-            ConfigError: another dtype than int4, K and V of different widths in a joined layout.
+            ConfigError: the dtype is not int4, or K and V have different widths in a joined layout.
         """
         numbers = _numbers(block_tokens, kv_heads, head_dim, v_head_dim)
         if not self.packed:
@@ -190,7 +191,7 @@ class Layout:
     def _packed(
         self, block_tokens: int, heads: int, head_dim: int, v_head_dim: int
     ) -> tuple[tuple[PackedPart, PackedPart], tuple[int, ...]]:
-        """The places of K and V in int4, and the bytes of each plane."""
+        """Return the places of K and V in int4, and the bytes of each plane."""
         self._require_same_width(head_dim, v_head_dim)
         keys = block_tokens * heads * head_dim // 2
         values = block_tokens * heads * v_head_dim // 2
@@ -207,13 +208,13 @@ class Layout:
 
     @staticmethod
     def scales_at(numbers: int) -> int:
-        """Offset of the scales after `numbers` bytes of numbers."""
+        """Return the offset of the scales after `numbers` bytes of numbers."""
         return -(-numbers // _SCALE_BYTES) * _SCALE_BYTES
 
     def digest(self) -> bytes:
-        """32 bytes that name this layout; equal exactly for equal layouts."""
+        """Return a 32-byte name of this layout, equal exactly for equal layouts."""
         fields_of = asdict(self)
-        if not self.opaque:  # layouts had digests before there were opaque ones
+        if not self.opaque:  # keep the digests of versions without opaque layouts
             del fields_of["opaque"]
         fields = json.dumps(fields_of, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(fields.encode(), digest_size=32, person=b"kvtrie-layout").digest()
@@ -234,7 +235,7 @@ class Layout:
 def _numbers(
     block_tokens: int, kv_heads: int, head_dim: int, v_head_dim: int | None
 ) -> tuple[int, int, int, int]:
-    """The numbers of a block, checked; V is as wide as K unless a width is given."""
+    """Validate the numbers of a block. V is as wide as K unless a width is given."""
     head_dim = whole("head_dim", head_dim, 1, 2**31 - 1)
     return (
         whole("block_tokens", block_tokens, 1, 2**63 - 1),
@@ -245,7 +246,7 @@ def _numbers(
 
 
 def _up(size: int, step: int) -> int:
-    """The next multiple of a step."""
+    """Return `size` rounded up to a multiple of a step."""
     return -(-size // step) * step
 
 
@@ -255,4 +256,4 @@ FORMATS: Mapping[str, Layout | None] = {
     "fp8": Layout(dtype="float8_e4m3fn", scales="group"),
     "int4": Layout(dtype="int4", scales="channel"),
 }
-"""Formats of lower tiers by name; None is the model's own."""
+"""Formats of lower tiers by name. None is the model's own."""

@@ -1,7 +1,7 @@
-"""Reads what decides the shape of a model's KV out of its transformers configuration.
+"""Reads the shape of a model's KV from its transformers configuration.
 
-Invariant: an attribute of a structure that is not plain K and V of every layer is refused by name.
-Cost: a few attributes are read; transformers is not imported.
+Invariant: an attribute of a structure other than plain K and V of every layer is refused by name.
+Cost: a few attributes are read, without importing transformers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _KIND_OF = {
     "sliding_attention": "sliding",
     "chunked_attention": "chunked",
 }
-# Attributes of configurations whose state is not plain K and V of every layer.
+# Attributes of configurations with more than plain K and V of every layer.
 _UNKNOWN = (
     "kv_lora_rank",
     "num_kv_shared_layers",
@@ -33,10 +33,10 @@ _UNKNOWN = (
 
 
 def refuse_unknown(config: Any) -> None:  # noqa: ANN401 - a PretrainedConfig
-    """Refuse a configuration whose cache is not plain K and V of every layer.
+    """Raise on a configuration with more than plain K and V of every layer.
 
     Raises:
-        ConfigError: it has an attribute of such a structure.
+        ConfigError: the configuration has an attribute of an unsupported structure.
     """
     strange = [name for name in _UNKNOWN if getattr(config, name, None)]
     if latent_of(config) is not None:
@@ -52,17 +52,17 @@ def refuse_unknown(config: Any) -> None:  # noqa: ANN401 - a PretrainedConfig
 
 
 def latent_of(config: Any) -> tuple[int, int] | None:  # noqa: ANN401 - a PretrainedConfig
-    """The two widths of the one row per token that latent attention keeps; None without it."""
+    """Return the two widths of the row per token in latent attention, or None without it."""
     widths = (getattr(config, "kv_lora_rank", None), getattr(config, "qk_rope_head_dim", None))
     first, second = widths
     return (first, second) if isinstance(first, int) and isinstance(second, int) else None
 
 
 def number_of(config: Any, name: str) -> int:  # noqa: ANN401
-    """A number that a configuration must have.
+    """Return a required number of a configuration.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: the number is missing.
     """
     value = getattr(config, name, None)
     if not isinstance(value, int):
@@ -71,19 +71,19 @@ def number_of(config: Any, name: str) -> int:  # noqa: ANN401
 
 
 def kv_heads_of(config: Any, query_heads: int) -> int:  # noqa: ANN401
-    """Heads of K and V as they are cached."""
+    """Return the number of cached K and V heads."""
     stated = getattr(config, "num_key_value_heads", None)
-    # Falcon's own names; its new decoder repeats K and V for each query before they are cached.
+    # Falcon's names. Its new decoder repeats K and V for each query before caching.
     if stated is None and getattr(config, "multi_query", False):
         return query_heads if getattr(config, "new_decoder_architecture", False) else 1
     return stated or query_heads
 
 
 def groups_of(config: Any, layers: int) -> tuple[LayerGroup, ...]:  # noqa: ANN401
-    """Layers by kind of attention; none where all attend to all tokens.
+    """Return layers by kind of attention, empty if all layers attend to all tokens.
 
     Raises:
-        ConfigError: an unknown kind of layer, or kinds that do not match the number of layers.
+        ConfigError: an unknown kind of layer, or a wrong number of kinds.
     """
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None)

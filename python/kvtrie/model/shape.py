@@ -1,7 +1,8 @@
 """ModelShape: the properties of a model that decide the size and the meaning of its KV.
 
-Invariant: equal identities mean exchangeable KV; a structure that kvtrie cannot serve rightly is
-refused, never guessed. Cost: arithmetic on a handful of integers.
+Invariant: equal identities mean exchangeable KV. An unsupported structure is refused, never
+guessed.
+Cost: arithmetic on a few integers.
 """
 
 from __future__ import annotations
@@ -36,23 +37,23 @@ class ModelShape:
     Attributes:
         layers: model layers, 1 to 65 535.
         kv_heads: heads of K and V, of the whole model.
-        head_dim: numbers per head of K; with `latent`, numbers of the one vector per token.
-        dtype: torch's name of the type that KV is kept in.
-        v_head_dim: numbers per head of V where they differ from K's; with `latent`, of a second
-            part of the vector.
-        latent: True where one compressed vector per token replaces both K and V.
-        query_heads: heads of Q, where known.
-        hidden: width of the residual stream, where known; it prices computation.
-        groups: layers by kind of attention; empty means full attention everywhere. A layer is in
-            at most one group with KV and one with a state; a layer in neither keeps nothing.
-        fingerprint: names the weights, RoPE settings and adapters, so that KV of two models never
-            mixes: `kvtrie.engines.transformers.fingerprint(model)` gives one. Storages and peers
-                outside the process refuse an empty one.
-        tp: tensor-parallel ranks; sizes below are those of one rank.
+        head_dim: numbers per head of K, or with `latent` numbers of the vector per token.
+        dtype: torch's name of the stored KV type.
+        v_head_dim: numbers per head of V if different from K's, or with `latent` of a second part
+            of the vector.
+        latent: True if a compressed vector per token replaces both K and V.
+        query_heads: heads of Q, if known.
+        hidden: width of the residual stream, if known, for the cost of computation.
+        groups: layers by kind of attention. Empty means full attention everywhere. A layer is in at
+            most one group with KV and one group with a state. A layer in neither keeps nothing.
+        fingerprint: name of the weights, RoPE settings and adapters, so that KV of two models never
+            mixes. `kvtrie.engines.transformers.fingerprint(model)` computes it. Storages and peers
+            outside the process refuse an empty fingerprint.
+        tp: tensor-parallel ranks. The sizes below are the sizes of a rank.
 
     Raises:
-        ConfigError: a number that cannot be, an unknown dtype, a layer that two groups with KV or
-            two with a state name, or that the model does not have.
+        ConfigError: an invalid number, an unknown dtype, a layer in two groups with KV or in two
+            groups with a state, or a layer the model does not have.
     """
 
     layers: int
@@ -117,17 +118,17 @@ class ModelShape:
         fingerprint: str = "",
         tp: int = 1,
     ) -> Self:
-        """The shape that a transformers configuration describes.
+        """Return the shape described by a transformers configuration.
 
         Args:
-            config: a `PretrainedConfig`; of a multimodal one, the text part is read.
-            dtype: torch's name of the KV's type; None takes the configuration's, else float32.
-            fingerprint: names the weights; a configuration does not know them.
+            config: a `PretrainedConfig`. Of a multimodal configuration, the text part is read.
+            dtype: torch's name of the KV's type, by default the configuration's, else float32.
+            fingerprint: name of the weights, not part of a configuration.
             tp: tensor-parallel ranks.
 
         Raises:
-            ConfigError: a structure whose KV is not plain K and V of every layer (recurrent
-                layers, latent attention, shared KV, encoder and decoder), or missing numbers.
+            ConfigError: a structure with more than plain K and V of every layer (recurrent layers,
+                latent attention, shared KV, encoder and decoder), or missing numbers.
         """
         if hasattr(config, "get_text_config"):
             config = config.get_text_config(decoder=True)
@@ -158,12 +159,12 @@ class ModelShape:
 
     @property
     def rank_heads(self) -> int:
-        """KV heads on one rank: `max(1, kv_heads / tp)`; a latent vector is on every rank."""
+        """KV heads on a rank: `max(1, kv_heads / tp)`. A latent vector is on every rank."""
         return self.kv_heads if self.latent else max(1, self.kv_heads // self.tp)
 
     @property
     def even(self) -> bool:
-        """Whether every layer keeps KV of the model's own shape: a row per token, of one width."""
+        """Whether every layer keeps KV of the model's own shape: a row of equal width per token."""
         if self.latent and self.v_head_dim is not None:
             return False
         if not self.groups:
@@ -177,18 +178,18 @@ class ModelShape:
         return plain and sum(len(group.layers) for group in self.groups) == self.layers
 
     def layer_bytes(self, block_tokens: int, group: int | None = None) -> int:
-        """Bytes of one layer of one block on one rank.
+        """Return the bytes of a layer of a block on a rank.
 
-        `block_tokens / tokens_per_row x rank_heads x (head_dim + v_head_dim) x bytes of dtype`; a
-        latent vector is one head.
+        The size is `block_tokens / tokens_per_row x rank_heads x (head_dim + v_head_dim) x bytes of
+        dtype`. A latent vector counts as a head.
 
         Args:
             block_tokens: tokens of the block.
-            group: which of `groups`; None for all layers, which must be alike.
+            group: the number of a group in `groups`, or None for all layers, which must be alike.
 
         Raises:
-            ConfigError: layers that are not alike, a group that there is not, a group with a state,
-                or `block_tokens` that is no multiple of the group's `tokens_per_row`.
+            ConfigError: the layers are not alike, the group does not exist or has a state, or
+                `block_tokens` is no multiple of the group's `tokens_per_row`.
         """
         block_tokens = whole("block_tokens", block_tokens, 1, 2**63 - 1)
         if group is None:
@@ -209,14 +210,14 @@ class ModelShape:
         return block_tokens // one.tokens_per_row * self._row(one)
 
     def block_bytes(self, block_tokens: int, group: int | None = None) -> int:
-        """Bytes of one block on one rank: of all layers of a group, or a state of the group.
+        """Return the bytes of a block on a rank: of all layers of a group, or of its state.
 
         Args:
             block_tokens: tokens of the block.
-            group: which of `groups`; None for all that keep KV.
+            group: the number of a group in `groups`, or None for all groups with KV.
 
         Raises:
-            ConfigError: as `layer_bytes`.
+            ConfigError: as for `layer_bytes`.
         """
         if group is not None:
             one = self._group(group)
@@ -233,22 +234,22 @@ class ModelShape:
         return groups[whole("group", number, 0, len(groups) - 1)]
 
     def form(self, group: int | None = None) -> tuple[int, int, int, bool, str]:
-        """Form of the KV of one token in one layer, on one rank.
+        """Return the form of the KV of a token in a layer, on a rank.
 
         Args:
-            group: which of `groups`; None for the model's own values.
+            group: the number of a group in `groups`, or None for the model's own values.
 
         Returns:
-            Heads, numbers per head of K, of V (0 for a latent row of one width), whether it is a
-            latent row, and torch's name of the dtype.
+            Heads, numbers per head of K, of V (0 for a latent row of a single width), whether it is
+            a latent row, and torch's name of the dtype.
 
         Raises:
-            ConfigError: a group that there is not.
+            ConfigError: the group does not exist.
         """
         return self._form(None if group is None else self._group(group))
 
     def _form(self, group: LayerGroup | None = None) -> tuple[int, int, int, bool, str]:
-        """Heads on one rank, widths of K and V, latent and dtype of a layer's rows."""
+        """Return heads on a rank, widths of K and V, latent and dtype of a layer's rows."""
 
         def value(name: str) -> Any:  # noqa: ANN401 - of the field's type
             own = None if group is None else getattr(group, name)
@@ -260,7 +261,7 @@ class ModelShape:
         return on_rank, key, second, latent, value("dtype")
 
     def _row(self, group: LayerGroup | None = None) -> int:
-        """Bytes of one row of one layer on one rank."""
+        """Return the bytes of a row of a layer on a rank."""
         heads, key, second, _, dtype = self._form(group)
         return heads * (key + second) * DTYPE_BYTES[dtype]
 
@@ -268,7 +269,7 @@ class ModelShape:
         return " ".join(group.identity() for group in self.groups)
 
     def identity(self) -> str:
-        """All that decides whether two models' KV bytes are exchangeable, as one line of text."""
+        """Return all settings that decide whether KV bytes are exchangeable, as a line of text."""
         value = "-" if self.v_head_dim is None else self.v_head_dim
         kind = "latent" if self.latent else "kv"
         shape = f"{self.layers}x{self.kv_heads}x{self.head_dim}/{value}"
@@ -277,16 +278,16 @@ class ModelShape:
 
     @property
     def grouped(self) -> bool:
-        """Whether the groups say more than that all layers attend to all tokens."""
+        """Whether the groups differ from full attention in all layers."""
         return self.groups != () and self.groups != (LayerGroup(tuple(range(self.layers))),)
 
 
 def require_fingerprint(model: ModelShape, what: str) -> None:
-    """Refuse what other processes may find while nothing names the weights.
+    """Raise if a storage shared with other processes lacks a name for the weights.
 
     Args:
-        model: whose KV is kept.
-        what: name of the storage that keeps the KV.
+        model: the shape of the model.
+        what: name of the storage of the KV.
 
     Raises:
         ConfigError: the fingerprint is empty.

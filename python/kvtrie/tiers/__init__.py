@@ -1,17 +1,17 @@
-"""Memory and storage of tiers: one object per tier of a manager, in the manager's order.
+"""Memory and storage of tiers: an object per tier of a manager, in the manager's order.
 
 ```text
 gpu, host, kept_tier --> kept --> pool --> conversion --> block_format      addressable memory
 disk --> block_files, remote        storages: `read` and `write` of layers
-group_slots, page_owners            slots of one group of layers, in pages that all groups share
+group_slots, page_owners            slots of a group of layers, in pages shared by all groups
 keyed_disk --> kept_slots, key_label, key_order      blocks by the key of an engine
 narrowed, native_parts, engine_pool --> conversion      tiers in fewer bits
-agreement: all tiers of a manager have one form
+agreement: compatible formats of all tiers of a manager
 ```
 
-A tier's bytes are either addressable memory (`Pool`: device or host) or reached by an interface
-that moves layers to and from a pool's memory (`Storage`: a disk or a remote store).
-Invariant: everything here obeys slot numbers that the manager chose and chooses none itself.
+A tier's bytes are either addressable memory (`Pool`: device or host) or reached through an
+interface that copies layers to and from a pool's memory (`Storage`: a disk or a remote store).
+Invariant: the manager chooses all slot numbers. This package only uses them.
 """
 
 from __future__ import annotations
@@ -70,12 +70,11 @@ __all__ = [
 
 @runtime_checkable
 class Storage(Protocol):
-    """A tier without memory that a kernel could read: disk, remote.
+    """A tier without addressable memory: disk or remote.
 
-    `memory` is always a view into a pool, `(hi - lo, bytes of one layer)` of uint8:
-    reads go into it, writes come out of it, and a storage drops it with the call. Calls come from
-    several threads at once, never two at a time for one slot. An error is any exception; the
-    move then counts as failed.
+    `memory` is always a view into a pool, `(hi - lo, bytes of one layer)` of uint8. Reads fill it,
+    writes read it, and no reference may outlive the call. Several threads may call at once, but
+    never two for the same slot. Any exception fails the move.
     """
 
     def read(self, key: bytes, slot: int, layers: tuple[int, int], memory: torch.Tensor) -> None:
@@ -84,7 +83,7 @@ class Storage(Protocol):
         Args:
             key: the block's content key, 32 bytes.
             slot: its slot.
-            layers: the first layer, and the last plus 1.
+            layers: the first layer, and the end of the range.
             memory: uint8 `(layers, bytes of one layer)`.
         """
         ...
@@ -97,48 +96,48 @@ class Storage(Protocol):
         Args:
             key: the block's content key, 32 bytes.
             slot: its slot.
-            layers: the first layer, and the last plus 1.
+            layers: the first layer, and the end of the range.
             memory: uint8 `(layers, bytes of one layer)`.
-            label: what a later manager needs to find the block again; a storage that outlives the
-                process keeps it with the block, another one may ignore it.
+            label: data for a later manager to find the block again. A persistent storage keeps it
+                with the block, and any other storage may ignore it.
         """
         ...
 
 
 @runtime_checkable
 class LogsFailures(Protocol):
-    """A storage that may log its failed writes itself; of any other the `Runner` logs them."""
+    """A storage able to log its failed writes itself. Otherwise the `Runner` logs them."""
 
     @property
     def logs_failures(self) -> bool:
-        """Whether it logs them now."""
+        """Whether the storage logs its failed writes now."""
         ...
 
 
 TierBytes: TypeAlias = Pool | Storage
-"""The bytes of a tier: memory or storage. `parts_of` has the part of each group of layers."""
+"""The bytes of a tier: memory or storage. `parts_of` returns the part of each layer group."""
 
 
 def parts_of(tier: TierBytes | None) -> tuple[Pool | Storage, ...]:
-    """Return the pool or storage of each group of layers of a tier; none where it has no bytes."""
+    """Return the pool or storage of each layer group of a tier, empty if it has no bytes."""
     own = () if tier is None else (tier,)
     return cast("tuple[Pool | Storage, ...]", getattr(tier, "groups", own))
 
 
 def in_memory(tier: TierBytes | None) -> bool:
-    """Whether the bytes of a tier are addressable memory, of a device or the host."""
+    """Return whether the bytes of a tier are addressable device or host memory."""
     return any(isinstance(part, Pool) for part in parts_of(tier))
 
 
 def sole_pool(tier: TierBytes | None, use: str) -> Pool:
-    """Return the memory of a first tier whose layers are one group.
+    """Return the memory of a first tier with a single group of layers.
 
     Args:
         tier: the tier.
-        use: what the memory is wanted for, as "to load into".
+        use: purpose of the memory for the error text, as "to load into".
 
     Raises:
-        ConfigError: no memory, or groups of layers that are kept apart.
+        ConfigError: the tier has no memory, or separate groups of layers.
     """
     pool, *others = parts_of(tier)
     if not isinstance(pool, Pool) or others:
@@ -149,30 +148,30 @@ def sole_pool(tier: TierBytes | None, use: str) -> Pool:
 
 @runtime_checkable
 class Batched(Storage, Protocol):
-    """A storage that keeps several blocks under way in one call, in memory of the host.
+    """A storage for several blocks per call, with the memory on the host.
 
-    For each block they return the reason of its failure, or None.
+    Both methods return the reason of each block's failure, or None.
     """
 
     def read_many(
         self, blocks: Sequence[tuple[bytes, int, tuple[int, int], torch.Tensor]]
     ) -> list[str | None]:
-        """Read blocks as `read` does, given as its arguments."""
+        """Read blocks, each given as the arguments of `read`."""
         ...
 
     def write_many(
         self, blocks: Sequence[tuple[bytes, int, tuple[int, int], torch.Tensor, bytes]]
     ) -> list[str | None]:
-        """Write blocks as `write` does, given as its arguments."""
+        """Write blocks, each given as the arguments of `write`."""
         ...
 
 
 @runtime_checkable
 class Recalled(Protocol):
-    """A pool or storage whose blocks are found again by a later process."""
+    """A pool or storage with blocks restorable by a later process."""
 
     def recall(self) -> Index:
-        """Return the index of the blocks that are still there, for `BlockManager.load_index`."""
+        """Return the index of the remaining blocks, for `BlockManager.load_index`."""
         ...
 
     def keep(self, index: Index) -> None:
@@ -182,19 +181,19 @@ class Recalled(Protocol):
 
 @runtime_checkable
 class PersistentStorage(Storage, Recalled, Protocol):
-    """A storage whose blocks are found again by a later process."""
+    """A storage with blocks restorable by a later process."""
 
     def keep(self, index: Index) -> None:
-        """Persist that exactly the blocks of `index` are here, with their ages and uses."""
+        """Persist exactly the blocks of `index` as present, with their ages and uses."""
         ...
 
 
 @runtime_checkable
 class NotesUses(Recalled, Protocol):
-    """One that also takes ages and uses while the process runs, which may be killed."""
+    """A persistent tier that saves ages and uses during the run, so a kill does not lose them."""
 
     def note_uses(self, index: Index) -> None:
-        """Persist ages and uses of the blocks of `index`, and leave all others as they are."""
+        """Persist ages and uses of the blocks of `index`, and leave all other blocks unchanged."""
         ...
 
 
@@ -210,29 +209,29 @@ def open_pools(
 ) -> tuple[TierBytes | None, ...]:
     """Open the pools and storages of tiers.
 
-    Memory for `gpu` and `host`, files for a `disk` with a path, a shared store for a `remote` with
-    a URL as its path.
+    A `gpu` or `host` tier gets memory, a `disk` with a path gets files, and a `remote` with a URL
+    as path gets a shared store.
 
     Args:
-        model: the shape whose KV is kept.
+        model: the shape of the model.
         tiers: the manager's tiers, in its order.
-        block_tokens: tokens per block, as the manager has it.
-        rank: the tensor-parallel rank whose part of the KV this is: several may have one path.
-        ranks: how many there are, as the manager has it.
-        staging: blocks of host memory beyond the tier's budget, in which a `LayerwiseEngine` keeps
-            what running passes compute; as many as one batch fills.
-        resume: as the manager has it; then several groups of the model's layers are kept apart.
+        block_tokens: tokens per block, as in the manager.
+        rank: the tensor-parallel rank of this part of the KV. Several ranks may share a path.
+        ranks: number of ranks, as in the manager.
+        staging: blocks of host memory beyond the tier's budget, for the stores of a
+            `LayerwiseEngine`: as many blocks as a batch fills.
+        resume: as in the manager, for separate groups of the model's layers.
 
     Returns:
-        One entry per tier, None if an engine owns the bytes, there are none, or they are elsewhere:
-        the `pools` of `Executor`, once the user's storages are filled in.
+        An entry per tier, or None if an engine owns the bytes or they are absent or elsewhere.
+        These are the `pools` of `Executor`, after filling in the user's storages.
 
     Raises:
-        ConfigError: a tier of a kind that has no memory and is not `disk` or `remote`, tiers whose
-            layouts differ, a format that KV cannot be converted to, a disk in a format that is not
-            narrower than that of the memory above it, more memory than there is, by one tier or
-            together, a rank that is not there, or `keep` for the first tier. With `resume`:
-            several ranks, or staging. Nothing is opened then.
+        ConfigError: a tier kind without memory other than `disk` or `remote`, tiers with different
+            layouts, a format without conversion, a disk in a format not narrower than the memory
+            above it, more memory than available for a tier or all tiers together, an invalid rank,
+            or `keep` for the first tier. With `resume`: several ranks, or staging. Then nothing is
+            opened.
     """
     if not 0 <= rank < ranks:
         raise ConfigError(f"rank is {rank}, 0 to {ranks - 1} wanted, for {ranks} ranks")

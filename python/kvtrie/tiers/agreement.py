@@ -1,7 +1,7 @@
-"""Tiers of one manager, compared with one another before any is opened: formats and rooms.
+"""Checks the formats and total size of a manager's tiers before opening them.
 
-Invariant: a check that raises has opened nothing. Cost: arithmetic on their settings; the memory of
-the machine is read once.
+Invariant: a failed check has opened nothing.
+Cost: arithmetic on the settings. The machine's memory size is read once.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def check_tiers(
     staging: int,
     apart: bool,
 ) -> dict[int, BlockFormat]:
-    """Refuse tiers that cannot be opened together; the arguments are those of `open_pools`.
+    """Raise if tiers cannot be opened together. The arguments are as in `open_pools`.
 
     Returns:
-        The format of the memory above each disk that has another format, by tier.
+        The format of the memory above each disk with a different format, by tier.
 
     Raises:
-        ConfigError: as of `open_pools`.
+        ConfigError: as in `open_pools`.
     """
     if tiers and tiers[0].keep is not None:
         raise ConfigError(
@@ -64,14 +64,14 @@ def check_tiers(
 def _check_formats(
     model: ModelShape, tiers: Sequence[Tier], block_tokens: int
 ) -> dict[int, BlockFormat]:
-    """Refuse tiers that cannot exchange KV, each from the first one down.
+    """Raise if tiers cannot exchange KV, checking each from the first tier down.
 
     Returns:
-        The format of the memory above each disk that has another format, by tier.
+        The format of the memory above each disk with a different format, by tier.
 
     Raises:
-        ConfigError: layouts that differ, a format that KV cannot be converted to, a disk in a
-            format that is not narrower than that of the memory above it.
+        ConfigError: different layouts, a format without conversion, or a disk in a format not
+            narrower than the memory above it.
     """
     mine = [
         (at, tier, BlockFormat.of(model, tier.layout, block_tokens))
@@ -96,10 +96,10 @@ def _check_formats(
 
 
 def _memory_above(tiers: Sequence[tuple[int, Tier, BlockFormat]]) -> dict[int, BlockFormat]:
-    """Return the format of the memory above each disk that has another format, by tier.
+    """Return the format of the memory above each disk with a different format, by tier.
 
     Raises:
-        ConfigError: a format that is not narrower.
+        ConfigError: the disk's format is not narrower.
     """
     found: dict[int, BlockFormat] = {}
     memory: tuple[str, BlockFormat] | None = None
@@ -114,11 +114,11 @@ def _memory_above(tiers: Sequence[tuple[int, Tier, BlockFormat]]) -> dict[int, B
 
 
 def _check_groups(tiers: Sequence[Tier], *, ranks: int, staging: int) -> None:
-    """Refuse tiers, formats and settings that groups of layers that are kept apart cannot have.
+    """Raise on tiers, formats and settings unsupported with separate groups of layers.
 
     Raises:
-        ConfigError: several ranks, staging, a first tier that is not native, or a disk or a store
-            in another format than the tier above it.
+        ConfigError: several ranks, staging, a first tier not native, or a disk or store in a
+            different format than the tier above it.
     """
     if ranks > 1 or staging:
         raise ConfigError(
@@ -139,10 +139,10 @@ def _check_groups(tiers: Sequence[Tier], *, ranks: int, staging: int) -> None:
 
 
 def _check_together(tiers: Sequence[Tier], room: Callable[[Tier], int]) -> None:
-    """Refuse tiers in one memory, as those of a CPU, that are larger together than it.
+    """Raise if the tiers in the same memory, as on a CPU, exceed its size together.
 
     Raises:
-        ConfigError: they are.
+        ConfigError: the tiers are too large.
     """
     kinds = _MEMORY if default_device().type == "cpu" else ("host",)
     rooms = {

@@ -1,6 +1,7 @@
-"""Memory of a device or the host for pools, and back to the system.
+"""Allocates device or host memory for pools and returns it to the system.
 
-Invariant: what is taken starts on a page; no more than there is. Cost: that of the system, once.
+Invariant: allocations start on a page and never exceed the available memory.
+Cost: the system's allocation, once.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _PAGE = 4096
 
 
 def given(memory: torch.Tensor, units: int, sizes: tuple[int, ...]) -> torch.Tensor:
-    """Memory that is there already, as the one plane of a pool.
+    """Return existing memory as the only plane of a pool.
 
     Raises:
-        ConfigError: other bytes than those of the plane.
+        ConfigError: the memory does not have the bytes of the plane.
     """
     wanted = units * sum(sizes)
     if len(sizes) != 1 or memory.nbytes != wanted or memory.dtype != torch.uint8:
@@ -38,12 +39,12 @@ def given(memory: torch.Tensor, units: int, sizes: tuple[int, ...]) -> torch.Ten
 
 
 def pin(planes: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """Register memory with CUDA, so that a device copies from and to it; return its addresses.
+    """Register memory with CUDA for copies by a device and return its addresses.
 
-    The caching allocator of torch takes the next power of two of bytes instead.
+    torch's caching allocator would round the size up to a power of two.
 
     Raises:
-        ConfigError: memory that cannot be pinned; none is then.
+        ConfigError: memory cannot be pinned. Then none of it stays pinned.
     """
     runtime, done = cast("Any", torch.cuda.cudart()), list[int]()
     for plane in planes:
@@ -56,30 +57,30 @@ def pin(planes: Sequence[torch.Tensor]) -> tuple[int, ...]:
 
 
 def unpin(addresses: Iterable[int]) -> None:
-    """End what `pin` has begun."""
+    """Unregister memory registered by `pin`."""
     runtime = cast("Any", torch.cuda.cudart())
     for address in addresses:
         runtime.cudaHostUnregister(address)
 
 
 def all_of_device(device: torch.device) -> int:
-    """Bytes of a device's memory, taken or not; 0 where that is not known."""
+    """Return the total bytes of a device's memory, or 0 if unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     return all_memory() if device.type == "cpu" else 0
 
 
 def give_back(device: torch.device) -> None:
-    """Let the system have what torch keeps of memory that was freed."""
+    """Return torch's cached free memory to the system."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def paged(units: int, size: int, device: torch.device | str) -> torch.Tensor:
-    """Memory of `units` times `size` bytes that starts on a page, as direct I/O wants it.
+    """Allocate `units` times `size` bytes starting on a page, for direct I/O.
 
     Raises:
-        ConfigError: the system does not give as much.
+        ConfigError: the system refuses the allocation.
     """
     length = units * size
     try:
@@ -95,11 +96,11 @@ def paged(units: int, size: int, device: torch.device | str) -> torch.Tensor:
 def _paged(units: int, size: int, device: torch.device | str) -> torch.Tensor:
     length = units * size
     if torch.device(device).type == "cpu":
-        # Large pages at least halve the address ranges that a device has to look up.
+        # Large pages at least halve the number of address ranges for a device to look up.
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         memory = mmap.mmap(-1, length, flags=private)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel without them
+            with suppress(OSError):  # a kernel without huge pages
                 memory.madvise(mmap.MADV_HUGEPAGE)
         return torch.frombuffer(memory, dtype=torch.uint8).view(units, size)
     whole = torch.empty(length + _PAGE, dtype=torch.uint8, device=device)

@@ -1,7 +1,8 @@
-"""BlockFiles: bytes of blocks between memory and the files of one store.
+"""BlockFiles: copies blocks between memory and the files of a store.
 
-Invariant: every layer is verified on every read; a block is written whole or not at all. Cost: one
-call that leaves the interpreter to other threads; see `Alike` and `Narrowed` for its memory.
+Invariant: every layer is verified on every read. A block is written completely or not at all.
+Cost: a single call per operation, without the interpreter lock. See `Alike` and `Narrowed` for
+memory.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ if TYPE_CHECKING:
 __all__ = ["BlockFiles"]
 
 _LOG = logging.getLogger("kvtrie.tiers.disk")
-_UNDER_WAY = 32 << 20  # bytes that a call keeps under way, if its blocks are neither tiny nor huge
+_UNDER_WAY = 32 << 20  # bytes in flight per call, for blocks neither tiny nor huge
 
 
 class BlockFiles:
-    """The blocks of one group of layers in files: a `Storage` that several threads call.
+    """The blocks of a group of layers in files: a thread-safe `Storage`.
 
     Args:
         store: the files.
-        way: how blocks get the format of the files.
+        way: conversion of blocks to the format of the files.
         clock: the wall clock in nanoseconds.
-        take: takes the pages of slots that other groups had; None where no other group has any.
+        take: takes over the pages of slots from other groups, or None with a single group.
 
     Attributes:
         store: the files.
@@ -58,22 +59,22 @@ class BlockFiles:
         return self._clock()
 
     def read(self, key: bytes, slot: int, layers: tuple[int, int], memory: torch.Tensor) -> None:
-        """Read layers of a block into memory, and verify each of them.
+        """Read layers of a block into memory, and verify each layer.
 
         Args:
             key: the block's content key, 32 bytes.
             slot: its slot.
-            layers: the first layer, and the last plus 1.
+            layers: the first layer, and the end of the range.
             memory: uint8 `(layers, bytes of one layer)`, on any device.
 
         Raises:
-            TransferError: the block is not there, is damaged, or the device failed.
+            TransferError: the block is missing or damaged, or the device failed.
         """
         host = self._way.buffer(memory)
         try:
             self.store.read(key, slot, layers, host.numpy())
         except TransferError as error:
-            # Not by `_log`: that waits for the device, which may be what hangs.
+            # Not by `log`, because it waits for the device, possibly hung.
             _LOG.warning("%s: %s", self.store.folder, error)
             raise
         self._way.widen(host, memory)
@@ -81,14 +82,14 @@ class BlockFiles:
     def write(
         self, key: bytes, slot: int, layers: tuple[int, int], memory: torch.Tensor, label: bytes
     ) -> None:
-        """Write layers of a block at a slot: all of them, or none.
+        """Write layers of a block at a slot, all or none.
 
         Args:
             key: the block's content key, 32 bytes.
             slot: its slot.
-            layers: the first layer, and the last plus 1.
+            layers: the first layer, and the end of the range.
             memory: uint8 `(layers, bytes of one layer)`, on any device.
-            label: what `Moves.label` has for it, by which a later process finds the block.
+            label: the block's `Moves.label`, for a later process to find the block.
 
         Raises:
             TransferError: the device failed or is full, or this storage is read-only.
@@ -105,9 +106,9 @@ class BlockFiles:
     def read_many(
         self, blocks: Sequence[tuple[bytes, int, tuple[int, int], torch.Tensor]]
     ) -> list[str | None]:
-        """Read blocks as `read` does, given as its arguments, several of them at once.
+        """Read several blocks at once, each given as the arguments of `read`.
 
-        The memory is the host's. Returns for each block the reason of its failure, or None.
+        The memory is on the host. Returns the reason of each block's failure, or None.
         """
         if not blocks:
             return []
@@ -127,9 +128,9 @@ class BlockFiles:
     def write_many(
         self, blocks: Sequence[tuple[bytes, int, tuple[int, int], torch.Tensor, bytes]]
     ) -> list[str | None]:
-        """Write blocks as `write` does, given as its arguments, several of them at once.
+        """Write several blocks at once, each given as the arguments of `write`.
 
-        The memory is the host's. Returns for each block the reason of its failure, or None.
+        The memory is on the host. Returns the reason of each block's failure, or None.
         """
         if not blocks:
             return []
@@ -146,7 +147,7 @@ class BlockFiles:
         return reasons
 
     def report_loss(self) -> bool:
-        """Return whether the folder was removed or replaced while open; log that once."""
+        """Return whether the folder was removed or replaced while open, and log it once."""
         if not self.store.read_only:
             return False
         if not self._lost:
@@ -155,11 +156,11 @@ class BlockFiles:
         return True
 
     def log(self) -> None:
-        """Log what the store has to report."""
+        """Log the store's reports."""
         for reason in self.store.reasons():
             _LOG.warning("%s: %s", self.store.folder, reason)
 
 
 def _depth(memory: Sequence[torch.Tensor]) -> int:
-    """Number of blocks in flight, so that small ones keep a device as busy as large ones."""
+    """Return a number of blocks in flight, so that small blocks keep a device equally busy."""
     return min(64, max(4, _UNDER_WAY // max(one.nbytes for one in memory)))

@@ -1,8 +1,9 @@
-"""BlockFormat: the place of each number of a block's KV on a tier.
+"""BlockFormat: the memory layout and number format of a block's KV on a tier.
 
-Memory may keep numbers in another format than the memory above it; storages take bytes as they are.
-Invariant: two tiers exchange KV only if their formats are equal, but for the fields in `FORMAT`,
-which copies between memories convert. Cost: arithmetic, once per tier.
+Memory tiers may have different number formats. Storages take bytes unchanged.
+Invariant: two tiers exchange KV only if their formats are equal, except the fields in `FORMAT`,
+converted by copies between memories.
+Cost: arithmetic, once per tier.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
 __all__ = ["FORMAT", "BlockFormat", "HasBlockFormat"]
 
 FORMAT = ("dtype", "scales")
-"""Fields in which two memories may differ: copies between them convert."""
+"""Fields allowed to differ between two memories: copies convert them."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """Format of one rank's KV of a block on a tier.
+    """Format of a rank's KV of a block on a tier.
 
     Attributes:
         layers: layers of the model.
@@ -35,7 +36,7 @@ class BlockFormat:
         heads: heads of K and of V on this rank.
         head_dim: numbers per head of K.
         v_head_dim: numbers per head of V.
-        layout: layout of one layer of a block.
+        layout: layout of a layer of a block.
     """
 
     layers: int
@@ -51,14 +52,14 @@ class BlockFormat:
 
         Args:
             model: the model.
-            layout: the layout; None is kvtrie's own: dense, with K and V joined where their widths
+            layout: the layout, or None for kvtrie's own: dense, with K and V joined if their widths
                 allow.
             block_tokens: tokens of a block.
 
         Raises:
-            ConfigError: layers that do not all keep the same KV.
+            ConfigError: the layers do not all keep the same KV.
         """
-        model.layer_bytes(block_tokens)  # refuses layers that are not alike
+        model.layer_bytes(block_tokens)  # raises if layers differ
         v_head_dim = model.v_head_dim or model.head_dim
         if layout is None:
             kv = "joined" if model.latent or v_head_dim == model.head_dim else "split"
@@ -69,17 +70,17 @@ class BlockFormat:
     def of_group(
         cls, model: ModelShape, group: int | None, block_tokens: int, layout: Layout | None
     ) -> BlockFormat:
-        """Return the format of a group of layers; a state is a row of bytes per layer.
+        """Return the format of a group of layers. A state is a row of bytes per layer.
 
         Args:
-            model: the shape whose KV is kept; sizes are those of one rank.
-            group: which of its groups; None for all layers, which are one group.
+            model: the shape of the model, with the sizes of a rank.
+            group: the number of the group, or None for all layers as a single group.
             block_tokens: tokens of a block.
-            layout: that of the tier; None is the model's own.
+            layout: the tier's layout, or None for the model's own.
 
         Raises:
-            ConfigError: as `of`; states whose bytes do not divide among their layers, or a layout
-                that groups cannot have.
+            ConfigError: as `of`, or state bytes not divisible among the layers, or a layout
+                unsupported by groups.
         """
         if group is None:
             return cls.of(model, layout, block_tokens)
@@ -97,31 +98,31 @@ class BlockFormat:
         return cls(layers, block_tokens, 1, one.state_bytes // layers, 1, layout)
 
     def planes(self) -> tuple[int, ...]:
-        """Return the bytes of one layer of one block in each of the layout's tensors."""
+        """Return the bytes of a layer of a block in each of the layout's tensors."""
         return self.layout.planes(self.block_tokens, self.heads, self.head_dim, self.v_head_dim)
 
     @property
     def unit_bytes(self) -> int:
-        """Bytes of one layer of a block, or of one layer's share of a state."""
+        """Bytes of a layer of a block, or of a layer's share of a state."""
         return self.head_dim if self.layout.opaque == STATE else sum(self.planes())
 
     @classmethod
     def first(cls, model: ModelShape, layout: Layout, block_tokens: int) -> BlockFormat:
-        """Return the format that the first tier must have: a layout with the model's dtype.
+        """Return the required format of the first tier: a layout with the model's dtype.
 
         Args:
             model: the model.
-            layout: the layout; its dtype and scales do not count.
+            layout: the layout, ignoring its dtype and scales.
             block_tokens: tokens of a block.
         """
         return cls.of(model, replace(layout, dtype=model.dtype, scales="none"), block_tokens)
 
     def differences(self, other: BlockFormat, *, but: Collection[str] = ()) -> list[str]:
-        """Return the fields in which two formats differ, as text: name, value here, value there.
+        """Return the differing fields of two formats, as text: name, value here, value there.
 
         Args:
             other: the format to compare with.
-            but: names of fields that may differ.
+            but: names of fields allowed to differ.
         """
         mine, theirs = ({**asdict(one), **asdict(one.layout)} for one in (self, other))
         return [
@@ -133,9 +134,9 @@ class BlockFormat:
 
 @runtime_checkable
 class HasBlockFormat(Protocol):
-    """A pool or storage with a known format; one without takes any bytes."""
+    """A pool or storage with a known format. A storage without a format takes any bytes."""
 
     @property
     def block_format(self) -> BlockFormat:
-        """Format of its bytes."""
+        """Format of the bytes."""
         ...

@@ -1,11 +1,12 @@
-"""Conversion: units copied between pools that keep KV in different formats.
+"""Conversion: copies units between pools with different number formats.
 
-Tokens go through rows in a format that at least one of the two understands by itself: what is
-narrowed is rounded once, what keeps its format keeps its bits. It runs where the device is
-(`gather` and `scatter` of `kvtrie.kernels`, `unpack` and `pack` for int4, their twins where there
-is none), so that the link carries the bytes of the lower tier's format.
-Invariant: whatever cannot be converted is refused before any memory is taken. Cost: one launch each
-way per piece; in addition to the pools at most `PIECE_BYTES` of rows, and as many bytes of units.
+Tokens pass through rows in a format native to at least one side: narrowed numbers are rounded once,
+and unchanged formats keep their bits. The conversion runs on the device (`gather` and `scatter` of
+`kvtrie.kernels`, `unpack` and `pack` for int4, their CPU twins without a device), so the link
+carries the bytes of the lower tier's format.
+Invariant: an impossible conversion is refused before any memory is allocated.
+Cost: a launch each way per piece, and beyond the pools at most `PIECE_BYTES` of rows and the same
+of units.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
 __all__ = ["PIECE_BYTES", "Dense", "agree", "check", "convert", "pages"]
 
 PIECE_BYTES = 8 << 20
-"""Rows that are under way at once."""
+"""Maximum bytes of rows in flight."""
 
 
 class Units(Protocol):
-    """Memory of units: a pool's, or some outside of one."""
+    """Memory of units, in a pool or outside."""
 
     @property
     def block_format(self) -> BlockFormat:
@@ -48,7 +49,7 @@ class Units(Protocol):
 
     @property
     def planes(self) -> tuple[torch.Tensor, ...]:
-        """The bytes, uint8 `(units, bytes per unit)`: K's and V's, or both."""
+        """The bytes, uint8 `(units, bytes per unit)`, separate for K and V or joined."""
         ...
 
     @property
@@ -58,17 +59,17 @@ class Units(Protocol):
 
     @cached_property
     def pages(self) -> Pages:
-        """All units as blocks of one layer."""
+        """All units as blocks of a single layer."""
         ...
 
 
 @dataclass(frozen=True)
 class Dense:
-    """Units one after another, outside a pool.
+    """Consecutive units outside a pool.
 
     Attributes:
         block_format: format of a unit.
-        planes: the bytes, uint8 `(units, bytes per unit)`: K's and V's, or both.
+        planes: the bytes, uint8 `(units, bytes per unit)`, separate for K and V or joined.
     """
 
     block_format: BlockFormat
@@ -76,13 +77,13 @@ class Dense:
 
     @classmethod
     def zeros(cls, fmt: BlockFormat, units: int, device: torch.device) -> Self:
-        """Return units of zeros, also in the padding."""
+        """Return units of zeros, including the padding."""
         shapes = ((units, size) for size in fmt.planes())
         zeros = partial(torch.zeros, dtype=torch.uint8, device=device)
         return cls(fmt, tuple(map(zeros, shapes)))
 
     def fill(self, rows: torch.Tensor) -> None:
-        """Take the bytes of units, uint8 `(units, bytes per unit)`."""
+        """Copy the bytes of units, uint8 `(units, bytes per unit)`, into this memory."""
         start = 0
         for plane in self.planes:
             plane.copy_(rows[:, start : start + plane.shape[1]])
@@ -95,12 +96,12 @@ class Dense:
 
     @cached_property
     def pages(self) -> Pages:
-        """All units as blocks of one layer."""
+        """All units as blocks of a single layer."""
         return pages(self.block_format, self.planes, len(self.planes[0]))
 
 
 def pages(fmt: BlockFormat, memory: Sequence[torch.Tensor], units: int) -> Pages:
-    """Return all units of some memory as blocks of one layer: a token of any layer has a slot."""
+    """Return units of memory as blocks of a single layer, with a slot per token of any layer."""
     return Pages.of(
         memory,
         fmt.layout,
@@ -113,11 +114,11 @@ def pages(fmt: BlockFormat, memory: Sequence[torch.Tensor], units: int) -> Pages
 
 
 def check(one: BlockFormat, other: BlockFormat) -> None:
-    """Raise unless KV can go from one format to another and back.
+    """Raise unless KV can be converted between two formats in both directions.
 
     Raises:
-        ConfigError: a format that kernels do not know, scales that would have to be given, heads
-            that kernels cannot serve.
+        ConfigError: a format unknown to the kernels, externally supplied scales, or heads
+            unsupported by the kernels.
     """
     for fmt in (one, other):
         if fmt.layout.opaque:
@@ -143,14 +144,14 @@ def check(one: BlockFormat, other: BlockFormat) -> None:
 
 
 def agree(tiers: Iterable[tuple[str, BlockFormat, bool]]) -> None:
-    """Raise unless tiers, from the first one down, may exchange KV.
+    """Raise unless tiers, from the first tier down, may exchange KV.
 
     Args:
-        tiers: a name, the format, and whether it is memory, which converts; anything else takes the
-            bytes of the memory above it.
+        tiers: a name, the format, and whether the tier is memory with conversion. A storage takes
+            the bytes of the memory above it.
 
     Raises:
-        ConfigError: two of them differ, with both numbers; or KV cannot be converted.
+        ConfigError: two tiers differ (the error shows both values), or KV cannot be converted.
     """
     named = list(tiers)
     for (above, wanted), (name, fmt, memory) in zip(_above(named), named, strict=True):
@@ -164,7 +165,7 @@ def agree(tiers: Iterable[tuple[str, BlockFormat, bool]]) -> None:
 
 
 def _above(named: Iterable[tuple[str, BlockFormat, bool]]) -> Iterator[tuple[str, BlockFormat]]:
-    """For each tier the memory that it exchanges KV with; the first one itself for the first."""
+    """Yield for each tier its exchange partner: the memory above, or itself for the first tier."""
     above: tuple[str, BlockFormat] | None = None
     for name, fmt, memory in named:
         yield above or (name, fmt)
@@ -175,12 +176,12 @@ def _above(named: Iterable[tuple[str, BlockFormat, bool]]) -> Iterator[tuple[str
 def convert(
     source: Units, source_units: NDArray[np.int64], target: Units, units: NDArray[np.int64]
 ) -> None:
-    """Copy whole units from pool to pool, each in its format; on a GPU without waiting for it.
+    """Copy whole units between pools with conversion, without waiting on a GPU.
 
     Args:
-        source: where from.
+        source: the memory to read.
         source_units: int64 `(n,)`.
-        target: where to.
+        target: the memory to write.
         units: int64 `(n,)`, all different.
     """
     fmt = source.block_format
@@ -232,7 +233,7 @@ def _write(
 
 
 def _packed(memory: Units) -> list[Packed]:
-    """K and V of memory in int4."""
+    """Return K and V of int4 memory."""
     fmt, planes = memory.block_format, memory.planes
     parts = fmt.layout.packed_parts(fmt.block_tokens, fmt.heads, fmt.head_dim, fmt.v_head_dim)
     return [
@@ -255,7 +256,7 @@ def _slots(fmt: BlockFormat, units: NDArray[np.int64]) -> torch.Tensor:
 
 
 def _between(one: BlockFormat, other: BlockFormat) -> torch.dtype:
-    """The format of rows on their way: the wider one, so that only one side converts."""
+    """Return the format of intermediate rows: the wider format, so that only one side converts."""
     formats = [getattr(torch, fmt.layout.dtype) for fmt in (one, other) if not fmt.layout.packed]
     supported: list[torch.dtype] = [dtype for dtype in formats if dtype in ROWS]
     return max(supported, key=lambda dtype: dtype.itemsize, default=torch.float32)

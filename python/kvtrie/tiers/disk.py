@@ -1,19 +1,19 @@
-"""The storage of the `disk` tier: blocks in the files of a folder, found again by later processes.
+"""The storage of the `disk` tier: blocks in files of a folder, restored by later processes.
 
-`docs/design/disk.md` describes the files. Every layer is verified on every read: a damaged, cut or
-foreign file is a miss with a logged reason and is removed, never a hit.
-Invariant: KV of another model, layout, block size or rank is not found. One process writes to a
-store; the next one reads only, and says so. The folder is opened once and held: a change of the
-working directory leads to no other files, and if the folder is removed or replaced, one warning
-says so and nothing more is written.
-Cost: a read or write is one call that leaves the interpreter to other threads and, where memory
-and layers are whole pages (those of a `Pool` start on one), copies nothing; memory of a GPU goes
-through the host, by one copy more. A disk in a narrower format than the memory above it converts
-each block in the thread that reads or writes it.
+`docs/design/disk.md` describes the files. Every layer is verified on every read. A damaged,
+truncated or foreign file is a miss with a logged reason and is removed.
+Invariant: KV of a different model, layout, block size or rank is not found. Only one process writes
+to a store, and a second process reads only and logs it. The folder is opened once and held, so a
+change of the working directory does not affect it. If the folder is removed or replaced, a warning
+is logged once and nothing more is written.
+Cost: a read or write is a single call without the interpreter lock, without copies if memory and
+layers are whole pages (the memory of a `Pool` starts on a page). GPU memory needs an additional
+copy through the host. A disk in a narrower format than the memory above it converts each block in
+the reading or writing thread.
 
-A model whose groups of layers are kept apart has a store per group in the folder. A slot of a group
-is in the group's store, at its number, so the stores are as long as if each had all pages; a page
-takes space only in the store of the group that has cut it:
+A model with separate groups of layers has a store per group in the folder. A group's slot has the
+same number in the group's store, so each store is as long as if it had all pages. A page uses space
+only in the store of its group:
 
 ```text
 manager   | page 0: group 0 | page 1: group 1 | page 2: group 0
@@ -21,8 +21,8 @@ store 0   [ slots 0 to 4   ] .................[ slots 10 to 14 ]
 store 1   ..................[ slot 1         ]..................    ....: no space taken
 ```
 
-Each block is proved alone, so a damaged block of one group is a miss of that block. A resume point
-whose parts are not all found is not a point again.
+Each block is verified separately, so a damaged block of a group is a miss of that block. A resume
+point with a missing part is lost.
 """
 
 from __future__ import annotations
@@ -63,40 +63,39 @@ class DiskStorage(BlockFiles):
     """The files of a `disk` tier.
 
     Args:
-        folder: where the files are; several models may share one, each finds its own.
-        model: the shape whose KV is kept; its `fingerprint` distinguishes models of one shape and
-            may not be empty.
-        blocks: slots, as many as the tier has blocks.
+        folder: folder of the files, possibly shared by several models.
+        model: the shape of the model. Its `fingerprint` distinguishes models of the same shape and
+            must not be empty.
+        blocks: number of slots, equal to the tier's blocks.
         block_tokens: tokens per block.
-        layout: layout of a layer of a block in the files; None is kvtrie's default.
-        above: format of the memory that blocks are copied to and from, if it differs.
-        durability: the event that a finished write survives: "none" a clean close, "flush" the
-            death of the process, "fsync" the loss of power.
-        io: "direct" past the system's page cache, where the file system allows it, or "buffered".
-        queue: the way to keep several operations under way: "best" is the kernel's queue where it
-            has one, or else "threads".
-        rank: the tensor-parallel rank whose part of the KV this is.
-        clock: the wall clock in nanoseconds; ages grow by it between two processes.
-        slots: those of a group of the model's layers, if the store has only that group's; None has
-            all layers.
-        owners: the owners of the pages that the group shares with others.
+        layout: layout of a layer of a block in the files, or None for kvtrie's default.
+        above: format of the memory exchanging blocks with the disk, if different.
+        durability: the event survived by a finished write: "none" a clean close, "flush" the death
+            of the process, "fsync" a power loss.
+        io: "direct" bypasses the system's page cache if the file system allows it, or "buffered".
+        queue: mechanism for concurrent operations: "best" uses the kernel's queue if available, or
+            else "threads".
+        rank: the tensor-parallel rank of this part of the KV.
+        clock: the wall clock in nanoseconds, also for ages across processes.
+        slots: the slots of a group of the model's layers, or None for all layers.
+        owners: the owners of the pages shared with other groups.
         rest: the files of the groups after it.
 
     Attributes:
-        block_format: format of the bytes that it is given and gives.
+        block_format: format of the bytes passed to and from the storage.
         nbytes: bytes of the slots of all groups.
         store: the files.
-        read_only: whether another process writes here, the folder cannot be written, or it was
-            removed or replaced since.
+        read_only: whether a second process writes to the store, the folder is not writable, or it
+            was removed or replaced.
 
-    How bytes travel, and why not as was asked for, is in `store.travel`.
+    `store.travel` has the I/O methods in use, and the reasons for deviations from the settings.
 
-    It belongs to the process that opened it: in a fork every call is a `ConfigError`.
+    A storage works only in the process of its creation: in a fork every call is a `ConfigError`.
 
     Raises:
-        ConfigError: a model without a fingerprint, numbers that cannot be, memory above in a format
-            that is not wider, a store in two folders, which earlier versions could write.
-        TransferError: the folder cannot be read or made.
+        ConfigError: a model without a fingerprint, invalid numbers, memory above in a format not
+            wider, or a store in two folders, as written by earlier versions.
+        TransferError: the folder cannot be read or created.
     """
 
     def __init__(
@@ -150,27 +149,27 @@ class DiskStorage(BlockFiles):
 
     @property
     def groups(self) -> tuple[Self, ...]:
-        """The files of each group of layers; those of the first group are this storage."""
+        """The files of each group of layers, beginning with this storage for the first group."""
         return (self,) if self._rest is None else (self, *self._rest.groups)
 
     @property
     def read_only(self) -> bool:
-        """Whether nothing is written here, by now."""
+        """Whether the storage currently refuses writes."""
         return self.refusal is not None
 
     @property
     def logs_failures(self) -> bool:
-        """Whether the log has the reason of a failed write: nothing is written here."""
+        """Whether the log already has the reason of failed writes: the storage refuses them."""
         return self.read_only
 
     @property
     def refusal(self) -> str | None:
-        """The reason why nothing is written; None if blocks are."""
+        """The reason for refusing writes, or None if blocks are written."""
         return next((why for part in self.groups if (why := part.store.refusal) is not None), None)
 
     @property
     def folder(self) -> Path:
-        """The folder that the store's own folder is in."""
+        """The parent folder of the store's folder."""
         return self.store.folder.parent
 
     @classmethod
@@ -186,22 +185,22 @@ class DiskStorage(BlockFiles):
         clock: Callable[[], int] = time.time_ns,
         apart: bool = False,
     ) -> Self:
-        """Open the files that a tier asks for.
+        """Open the files of a tier.
 
         Args:
-            model: the shape whose KV is kept.
-            tier: its path, its budget, which is that of one rank, its layout and durability.
+            model: the shape of the model.
+            tier: its path, its budget per rank, its layout and durability.
             block_tokens: tokens per block.
-            above: format of the memory that blocks are copied to and from, if it differs.
-            rank: the tensor-parallel rank whose part of the KV this is; ranks share a folder, and
-                each has a separate store in it.
-            ranks: how many there are, as the manager has it.
+            above: format of the memory exchanging blocks with the disk, if different.
+            rank: the tensor-parallel rank of this part of the KV. Ranks share a folder with a
+                separate store each.
+            ranks: number of ranks, as in the manager.
             clock: the wall clock in nanoseconds.
-            apart: whether the groups of the model's layers are kept apart.
+            apart: whether the model's layer groups are separate.
 
         Raises:
-            ConfigError: a tier without a path, or with layer slots; a rank that is not there; a
-                budget that holds no block or page.
+            ConfigError: a tier without a path, or with layer slots, an invalid rank, or a budget
+                smaller than a block or page.
         """
         if not 0 <= rank < ranks:
             raise ConfigError(f"rank is {rank}, 0 to {ranks - 1} wanted, for {ranks} ranks")
@@ -237,17 +236,17 @@ class DiskStorage(BlockFiles):
         return self
 
     def __exit__(self, *_: object) -> None:
-        if os.getpid() == self._pid:  # a fork that leaves the block leaves what its parent has
+        if os.getpid() == self._pid:  # a fork must not close the parent's files
             self.close()
 
     def recall(self) -> Index:
-        """Return the index of the blocks that are here, with ages as of now; group after group."""
+        """Return the index of the stored blocks with current ages, group after group."""
         index = self.store.index(self.wall(), group=self._group)
         self.log()
         return index if self._rest is None else index + self._rest.recall()
 
     def keep(self, index: Index) -> None:
-        """Persist that exactly the blocks of `index` are here; a read-only storage does nothing."""
+        """Persist exactly the blocks of `index` as present. A read-only storage does nothing."""
         if not self.store.read_only:
             try:
                 self.store.save(index, self.wall(), group=self._group)
@@ -260,36 +259,36 @@ class DiskStorage(BlockFiles):
             self._rest.keep(index)
 
     def other_blocks(self) -> int:
-        """Return the number of blocks of other models, or of other layouts, in the folder."""
+        """Return the number of blocks in the folder with a different model or layout."""
         ours = of_all_parts(self.store.about)
         return count_others(self.store.folder.parent, lambda about: of_all_parts(about) == ours)
 
     def note_uses(self, index: Index, wall: int | None = None) -> None:
-        """Persist ages and uses of the blocks of `index`, and leave all others as they are.
+        """Persist ages and uses of the blocks of `index`, and leave all other blocks unchanged.
 
-        After a kill the next process finds the ages and uses noted last. A block that has left its
-        slot is left out; a read-only storage does nothing.
+        After a kill the next process finds the last saved ages and uses. Blocks no longer in their
+        slots are skipped. A read-only storage does nothing.
 
         Args:
             index: the blocks.
-            wall: what `wall` said when the ages were as `index` has them; None is now.
+            wall: the value of `wall` at the time of the ages in `index`, or None for now.
 
         Raises:
-            TransferError: the device failed; the blocks are found all the same.
+            TransferError: the device failed. The blocks are still found.
         """
         wall = self.wall() if wall is None else wall
         try:
             if not self.store.read_only:
                 self.store.note_uses(index, wall, group=self._group)
         except TransferError:
-            # Without a folder there is nothing to note, which one warning says.
+            # Without a folder nothing can be saved, as already logged once.
             if not self.report_loss():
                 raise
         if self._rest is not None:
             self._rest.note_uses(index, wall)
 
     def close(self) -> None:
-        """Give the folder back. Closing twice does nothing."""
+        """Close the files and release the folder. Closing twice does nothing."""
         try:
             self.store.close()
         finally:

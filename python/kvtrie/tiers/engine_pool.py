@@ -1,15 +1,15 @@
-"""EnginePool: KV memory that an engine owns, cut into units as a `Pool` is.
+"""EnginePool: KV memory owned by an engine, divided into units like a `Pool`.
 
-The engine has one tensor per layer, or one for K and one for V, whose axis of blocks may be
-anywhere and whose strides may be any. A unit is one layer of one block as plain bytes: the bytes of
-its tensors concatenated, each in the order of its other axes. If only the engine knows their
-meaning the pool is *opaque*: its bytes are moved whole, and no tier below keeps them in another
-format. Where the engine's blocks hold fewer tokens, a slot is several of them, its *pages*: those
-of each tensor follow each other. A model whose groups of layers are kept apart has a pool per
-group: that of the first one is the tier's.
-Invariant: no memory is taken, and none is written but blocks that moves name. Cost: one gather and
-one scatter per layer and tensor, or, if a block's bytes are contiguous, one copy per run of
-neighbours.
+The engine has a tensor per layer, or separate K and V tensors, with any position of the block axis
+and any strides. A unit is a layer of a block as plain bytes: the concatenated bytes of its tensors,
+each in the order of its other axes. If only the engine knows their meaning, the pool is *opaque*:
+its bytes are copied unchanged, and no tier below uses a different format. If the engine's blocks
+hold fewer tokens, a slot consists of several engine blocks, its *pages*, consecutive for each
+tensor. A model with separate groups of layers has a pool per group, and the first group's pool is
+the tier's.
+Invariant: no memory is allocated, and only blocks named by moves are written.
+Cost: a gather and a scatter per layer and tensor. If a block's bytes are contiguous, a copy per run
+of adjacent blocks.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -45,18 +45,18 @@ class EnginePool(Pool):
     """The memory of a tier with `owner="engine"`, for `Runner` and `Executor`.
 
     Args:
-        model: the shape whose KV is kept.
+        model: the shape of the model.
         block_tokens: tokens per block.
-        tensors: for each layer its tensor, or those of K and of V.
+        tensors: the tensor of each layer, or its K and V tensors.
         block_axis: the axis of blocks, the same in all tensors.
-        opaque: the engine's name of a block's layout, if no axis but that of blocks has a meaning
-            outside the engine; empty if K and then V are ordered by token, head and number.
-        pages: the engine's blocks of a slot; above 1 `put_together` says which they are.
-        group: the number of the group of layers that the tensors are of; None has all layers.
+        opaque: the engine's name of a block's layout, if only the block axis has a meaning outside
+            the engine. Empty for K and then V, ordered by token, head and number.
+        pages: engine blocks per slot. Above 1, `put_together` sets them.
+        group: the number of the tensors' layer group, or None for all layers.
         rest: the pool of the groups after it.
 
     Raises:
-        ConfigError: tensors that do not fit each other or the model.
+        ConfigError: the tensors do not match each other or the model.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class EnginePool(Pool):
         self._device = devices.pop()
 
     def _take(self, *_: object, **__: object) -> tuple[torch.Tensor, ...]:
-        """No memory: the engine's tensors are it."""
+        """Return no planes, because the engine owns the memory."""
         return ()
 
     @property
@@ -115,17 +115,17 @@ class EnginePool(Pool):
         return self._device
 
     def put_together(self, pages: Mapping[int, Sequence[int]]) -> None:
-        """Set the pages of slots, in the order of their tokens; 0 for one that is not written."""
+        """Set the pages of slots, in the order of their tokens, with 0 for an unwritten page."""
         for slot, blocks in pages.items():
             self._pages[slot] = blocks
 
     def copy_from(
         self, source: Pool, source_units: NDArray[np.int64], units: NDArray[np.int64]
     ) -> None:
-        """Copy units of a pool with joined K and V into the engine's tensors; see `Pool.copy_from`.
+        """Copy units of a pool with joined K and V into the engine's tensors, see `Pool.copy_from`.
 
         Raises:
-            ConfigError: another engine's tensors, or pools that differ in more than the format.
+            ConfigError: the source is an engine pool, or differs in more than the number format.
         """
         self._require(source)
         if source.layout != self.layout:
@@ -142,10 +142,10 @@ class EnginePool(Pool):
     def copy_into(
         self, units: NDArray[np.int64], target: Pool, target_units: NDArray[np.int64]
     ) -> None:
-        """Copy units into a pool with joined K and V of the same layout; see `Pool.copy_into`.
+        """Copy units into a pool with joined K and V of the same layout, see `Pool.copy_into`.
 
         Raises:
-            ConfigError: another engine's tensors, or pools that differ in more than the format.
+            ConfigError: the target is an engine pool, or differs in more than the number format.
         """
         self._require(target)
         (plane,), there = target.planes, target_units
@@ -162,10 +162,10 @@ class EnginePool(Pool):
     def convert_into(
         self, units: NDArray[np.int64], target: Pool, target_units: NDArray[np.int64]
     ) -> None:
-        """Copy units through dense memory of a piece; see `Pool.convert_into`.
+        """Copy units in pieces through dense memory, see `Pool.convert_into`.
 
         Raises:
-            ConfigError: another engine's tensors, or pools that differ in more than the format.
+            ConfigError: the target is an engine pool, or differs in more than the number format.
         """
         self._require(target)
         for piece, dense in self._dense(len(units)):
@@ -182,7 +182,7 @@ class EnginePool(Pool):
             raise ConfigError(f"an engine's tensors and a pool differ: {', '.join(differences)}")
 
     def _dense(self, units: int) -> Iterator[tuple[slice, Pool]]:
-        """Pieces of `units` units, and dense memory in the engine's format for each in turn."""
+        """Yield pieces of `units` units, each with dense memory in the engine's format."""
         most = max(1, PIECE_BYTES // self.unit_bytes)
         blocks = -(-min(units, most) // self.layers)
         slots = None
@@ -201,13 +201,13 @@ class EnginePool(Pool):
             yield slice(first, min(first + most, units)), dense
 
     def _by_layer(self, units: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.intp]]]:
-        """For each layer the rows of `units` that are of it."""
+        """Yield each layer with its rows of `units`."""
         layers = units % self.layers
         for layer in np.unique(layers).tolist():
             yield layer, np.flatnonzero(layers == layer)
 
     def _columns(self, layer: int, plane: torch.Tensor) -> Iterator[_Column]:
-        """A layer's tensors and pages, and the place of each in a plane."""
+        """Yield a layer's tensors and pages with their places in a plane."""
         first = 0
         for part, rows in zip(self._parts[layer], self._rows[layer], strict=True):
             size = _row_bytes(part)
@@ -245,16 +245,16 @@ class EnginePool(Pool):
             column.index_copy_(0, torch.from_numpy(units).to(plane.device), values)
 
     def _blocks_of(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The engine's blocks of slots, int64 `(pages, slots)`."""
+        """Return the engine's blocks of slots, int64 `(pages, slots)`."""
         return np.ascontiguousarray(self._pages[slots].T) if len(self._pages) else slots[None]
 
 
 class _Column(NamedTuple):
-    """A page of one of a layer's tensors in a plane.
+    """A page of a layer's tensor in a plane.
 
     Attributes:
         part: the tensor, blocks first.
-        rows: its blocks as rows of bytes; None if those of a block are not contiguous.
+        rows: its blocks as rows of bytes, or None if a block is not contiguous.
         page: the number of the page.
         bytes: uint8 `(units, bytes of the page)`, in the plane.
     """
@@ -279,7 +279,7 @@ def _row_bytes(part: torch.Tensor) -> int:
 
 
 def _as_rows(part: torch.Tensor) -> torch.Tensor | None:
-    """The blocks as rows of bytes, a view; None if a block's bytes are not contiguous."""
+    """Return a view of the blocks as rows of bytes, or None if a block is not contiguous."""
     if not part[0].is_contiguous():
         return None
     size, item = _row_bytes(part), part.element_size()

@@ -1,6 +1,6 @@
 """The pool of the `gpu` tier: device memory, or CPU memory on a machine without a GPU.
 
-The fallback keeps every program that serves a model runnable anywhere; only its speed differs.
+The CPU fallback keeps every program runnable without a GPU, only slower.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ def gpu_pool(
     """Allocate the memory of a `gpu` tier.
 
     Args:
-        model: the shape whose KV is kept.
+        model: the shape of the model.
         tier: its budget, layout and form of slots.
         block_tokens: tokens per block.
-        device: where to allocate; the current CUDA device, or the CPU where there is none.
-        apart: whether the groups of the model's layers are kept apart.
+        device: the device, by default the current CUDA device, or the CPU without CUDA.
+        apart: whether the model's layer groups are separate.
     """
     where = default_device() if device is None else device
     return Pool.of_tier(model, tier, block_tokens, device=where, pinned=False, apart=apart)
 
 
 def default_device() -> torch.device:
-    """Default device of a `gpu` tier; a model that computes in the tier must be on it."""
+    """Return the default device of a `gpu` tier, as required for a model computing in the tier."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,7 +1,7 @@
-"""GroupSlots: the slots of a group of layers on a tier, and the places of their units in memory.
+"""GroupSlots: the slots of a group of layers on a tier, and the places of their units.
 
-The groups of a model share the pages of a tier. A group cuts the pages that it has into its own
-slots, and a slot is the layers of the group one after another. A *unit* is one of these layers:
+The groups of a model share the pages of a tier. A group divides its pages into slots, and a slot
+consists of the layers of the group in sequence. A *unit* is one of these layers:
 
 ```text
 memory   | page 0: group 0      | page 1: group 1      | page 2: group 0 ...
@@ -9,9 +9,9 @@ memory   | page 0: group 0      | page 1: group 1      | page 2: group 0 ...
 offset of a slot = slot // slots per page · page bytes + slot % slots per page · slot bytes
 ```
 
-All layers of a model that keeps no groups apart are one group, and each of its pages is a slot.
-Invariant: a tier's pages are those of the manager, which alone says whose a page is. Cost:
-arithmetic.
+Without separate groups, all layers of a model are a single group, and each of its pages is a slot.
+Invariant: a tier's pages are the manager's, and only the manager decides their owners.
+Cost: arithmetic.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ __all__ = ["GroupSlots"]
 
 @dataclass(frozen=True)
 class GroupSlots:
-    """The slots of one group.
+    """The slots of a group.
 
     Attributes:
         block_format: format of a block.
         blocks: number of slots.
         page: bytes of a page.
         per_page: slots of a page.
-        group: the group's number; None if all layers of the model are one group.
+        group: the group's number, or None if all layers of the model are a single group.
     """
 
     block_format: BlockFormat
@@ -64,13 +64,13 @@ class GroupSlots:
         """Return the slots of all layers of a model.
 
         Args:
-            model: the shape whose KV is kept; sizes are those of one rank.
+            model: the shape of the model, with the sizes of a rank.
             blocks: number of slots.
             block_tokens: tokens of a block.
-            layout: layout of a layer of a block; None is kvtrie's own.
+            layout: layout of a layer of a block, or None for kvtrie's own.
 
         Raises:
-            ConfigError: layers that do not all keep the same KV.
+            ConfigError: the layers do not all keep the same KV.
         """
         form = BlockFormat.of(model, layout, block_tokens)
         return cls(form, blocks, form.layers * form.unit_bytes)
@@ -82,14 +82,14 @@ class GroupSlots:
         """Return the slots of each group on a tier.
 
         Args:
-            model: the shape whose KV is kept; sizes are those of one rank.
+            model: the shape of the model, with the sizes of a rank.
             tier: its budget and layout.
             block_tokens: tokens of a block.
-            apart: whether the groups of the model's layers are kept apart.
+            apart: whether the model's layer groups are separate.
 
         Raises:
-            ConfigError: a budget without room for a block or a page, a layout that groups cannot
-                have, layer slots of several groups.
+            ConfigError: a budget without room for a block or a page, a layout unsupported by
+                groups, or layer slots with several groups.
         """
         if not apart:
             return (cls.of(model, tier.room(model, block_tokens), block_tokens, tier.layout),)
@@ -116,11 +116,11 @@ class GroupSlots:
 
     @classmethod
     def of_engine(cls, model: ModelShape, group: int, blocks: int, block_tokens: int) -> Self:
-        """Return the slots of a group in an engine's tensors, which have no pages in common.
+        """Return the slots of a group in an engine's tensors, without shared pages.
 
         Args:
-            model: the shape whose KV is kept; sizes are those of one rank.
-            group: which of its groups.
+            model: the shape of the model, with the sizes of a rank.
+            group: the number of the group.
             blocks: number of slots.
             block_tokens: tokens of a block.
         """
@@ -134,7 +134,7 @@ class GroupSlots:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all pages, which the groups of a tier share."""
+        """Bytes of all pages shared by the groups of a tier."""
         return self.blocks // self.per_page * self.page
 
     @cached_property
@@ -149,16 +149,16 @@ class GroupSlots:
 
     @cached_property
     def even(self) -> bool:
-        """Whether all units are one after another: no page has a rest after its last one."""
+        """Whether all units are contiguous, without a remainder in each page."""
         return self.page == self.per_page * self.slot_bytes
 
     @cached_property
     def wide(self) -> int:
-        """Bytes of the widest rows of memory at which every unit starts."""
+        """Row width in bytes of the widest memory rows aligned with all units."""
         return math.gcd(self.page, self.unit_bytes)
 
     def rows(self, units: NDArray[np.int64], wide: int) -> NDArray[np.int64]:
-        """Return all rows of units, int64 `(n,)`, in memory of rows of `wide` bytes."""
+        """Return all rows of units, int64 `(n,)`, in memory with rows of `wide` bytes."""
         layers = self.block_format.layers
         slots, layer = np.divmod(units, layers)
         pages, inside = np.divmod(slots, self.per_page)
@@ -169,8 +169,8 @@ class GroupSlots:
         """Raise unless memory can keep KV of a model in these slots.
 
         Raises:
-            ConfigError: an order of axes other than kvtrie's own, a format that KV of the model
-                cannot be converted to, slots at places where their numbers cannot be.
+            ConfigError: a different axis order than kvtrie's, a format without conversion from the
+                model's, or slots not aligned to the size of their numbers.
         """
         fmt, layout = self.block_format, self.block_format.layout
         if layout.order != Layout().order or layout.strides is not None:

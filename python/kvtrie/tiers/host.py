@@ -1,8 +1,8 @@
-"""The pool of the `host` tier: memory, pinned where there is a GPU to copy to and from.
+"""The pool of the `host` tier: memory, pinned on a machine with a GPU.
 
-With `Tier(keep=...)` it is a file of a memory file system, which the next process takes over.
+With `Tier(keep=...)` the memory is a file of a memory file system, reused by the next process.
 
-Pinned pages let copies overlap with kernels; pinning costs about 0.3 s per GB, once.
+Pinned pages let copies overlap with kernels. Pinning costs about 0.3 s per GB, once.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ def host_pool(
     ranks: int = 1,
     apart: bool = False,
 ) -> Pool:
-    """Allocate the memory of a `host` tier, or take over that of an earlier process.
+    """Allocate the memory of a `host` tier, or reuse the memory of an earlier process.
 
     Args:
-        model: the shape whose KV is kept.
+        model: the shape of the model.
         tier: its budget, layout, form of slots and `keep`.
         block_tokens: tokens per block.
         spare: blocks of memory beyond the budget.
-        rank: the tensor-parallel rank whose part of the KV this is.
-        ranks: how many there are; each keeps a separate file.
-        apart: whether the groups of the model's layers are kept apart.
+        rank: the tensor-parallel rank of this part of the KV.
+        ranks: number of ranks, each with a separate file.
+        apart: whether the model's layer groups are separate.
 
     Raises:
-        ConfigError: a file at `keep` that cannot be used.
-        TransferError: no room for the file.
+        ConfigError: the file at `keep` cannot be used.
+        TransferError: the file system has no room for the file.
     """
     pinned = torch.cuda.is_available()
     if tier.keep is not None:

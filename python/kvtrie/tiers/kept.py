@@ -1,15 +1,16 @@
-"""KeptPool: a host tier's memory in a file of a memory file system, found by the next process.
+"""KeptPool: a host tier's memory in a file of a memory file system, for the next process.
 
-`docs/design/kept.md` describes the file: a header, a table with an entry per slot, and the pool.
-Before a block is copied into a slot its entry says so; after the copy, a worker thread takes the
-checksum and seals the entry. A block of an earlier process is proved before its first use.
-Invariant: a block is found again only if it was sealed, and used only if its bytes give the
-checksum; one process has the lock, and only that process writes. A slot is the manager's number; a
-*place* is a block of memory, which another slot may adopt.
-`kept_tier` says which files groups of layers have.
-Cost: a few microseconds per block and copy under one lock; a hash over the bytes per block that is
-stored, after its move has been reported, and one on the first use of a block of an earlier process;
-with groups a BLAKE2b per layer.
+`docs/design/kept.md` describes the file: a header, a table with an entry per slot, and the pool. An
+entry is marked as being written before a block is copied into its slot. After the copy, a worker
+thread computes the checksum and seals the entry. A block of an earlier process is verified before
+its first use.
+Invariant: a block is found again only if it was sealed, and used only if its checksum matches. Only
+the process with the lock writes. A slot is the manager's number. A *place* is a block of memory,
+adoptable by any slot.
+`kept_tier` describes the files for groups of layers.
+Cost: a few microseconds per block and copy under a lock. A hash over the bytes of each stored
+block, after its move is reported, and a hash at the first use of a block of an earlier process.
+With groups, a BLAKE2b per layer.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _open: weakref.WeakSet[KeptPool] = weakref.WeakSet()
 
 
 class _Unsealed(NamedTuple):
-    """A place whose copies have ended."""
+    """A fully copied place."""
 
     place: int
     generation: int
@@ -72,17 +73,17 @@ class KeptPool(Pool):
     Args:
         file: its table, locked by this process.
         memory: its pool, uint8.
-        model: the shape whose KV is kept.
+        model: the shape of the model.
         blocks: the tier's blocks.
         block_tokens: tokens per block.
         layout: layout of a layer of a block.
         pinned: whether to register the memory with CUDA.
-        spare: blocks of memory beyond those of the slots.
-        clock: the wall clock in nanoseconds; ages grow by it between two processes.
-        slots: as of `Pool`.
-        pages: the pages that the group shares with others; None has memory and table in one file.
-        owners: the owners of those pages.
-        rest: as of `Pool`.
+        spare: blocks of memory beyond the slots.
+        clock: the wall clock in nanoseconds, also for ages across processes.
+        slots: as for `Pool`.
+        pages: the pages shared with other groups, or None for memory and table in a single file.
+        owners: the owners of the pages.
+        rest: as for `Pool`.
 
     Attributes:
         file: the table.
@@ -132,19 +133,19 @@ class KeptPool(Pool):
 
     @property
     def closed(self) -> bool:
-        """Whether the lock was given back: another process may write there."""
+        """Whether the lock was released, so another process may write to the memory."""
         return self not in _open
 
     @property
     def kept_blocks(self) -> int:
-        """Blocks that the next process would find, of all groups; 0 once it is closed."""
+        """Blocks the next process would find, over all groups, or 0 after closing."""
         return sum(part.file.sealed for part in self.groups) if self in _open else 0
 
     @property
     def lost_blocks(self) -> Mapping[str, int]:
-        """Blocks of earlier processes that were misses, by reason.
+        """Unusable blocks of earlier processes, by reason.
 
-        `torn`: not sealed when the process died; `entry`, `key`, `checksum`: damaged; `record`: too
+        `torn`: not sealed when the process died. `entry`, `key`, `checksum`: damaged. `record`: too
         long for an entry.
         """
         lost = Counter[str]()
@@ -158,9 +159,9 @@ class KeptPool(Pool):
         """Mark blocks as being written, before the first byte of their layers is copied.
 
         Returns:
-            By index, why a block may not be written.
+            The reasons against writing a block, by index.
         """
-        if self not in _open:  # another process may write there now
+        if self not in _open:  # another process may now write to the memory
             return self._closed(len(keys))
         places = self._places(slots)
         if self._take_pages is not None:
@@ -169,7 +170,7 @@ class KeptPool(Pool):
         for at, why in enumerate(self.file.begin(places, list(keys), layers)):
             if why is None:
                 continue
-            # More layers for a block of an earlier process: the ones that are there come first.
+            # Verify the existing layers of an earlier process's block before adding layers.
             reason = self._prove(places[at], keys[at])
             if reason is None:
                 (reason,) = self.file.begin([places[at]], [keys[at]], layers)
@@ -185,18 +186,18 @@ class KeptPool(Pool):
         *,
         ok: bool,
     ) -> None:
-        """Note that copies into slots have ended; `seal` seals those that are whole."""
+        """Record the end of copies into slots, so that `seal` seals the complete blocks."""
         if self not in _open:
             return
         places = self._places(slots)
         named = {place: label for place, label in zip(places, labels, strict=False) if label}
         if ok and len(named) == len(places):
             sealable = self.file.finish(places, list(keys), ok=True)
-        else:  # a block that is not committed has no name to be found by
+        else:  # an uncommitted block has no name
             sealable: list[tuple[int, int, tuple[int, int]]] = []
             for place, key in zip(places, keys, strict=True):
                 sealable += self.file.finish([place], [key], ok=ok and place in named)
-        wall = self._clock()  # of the ages in the labels
+        wall = self._clock()  # time of the ages in the labels
         self._unsealed.extend(
             _Unsealed(place, generation, layers, named[place], wall)
             for place, generation, layers in sealable
@@ -204,16 +205,16 @@ class KeptPool(Pool):
 
     @property
     def sealable(self) -> bool:
-        """Whether blocks wait to be sealed, and no thread seals."""
+        """Whether blocks wait to be sealed, and no thread is sealing."""
         return bool(self._unsealed) and not self._sealing.locked()
 
     @property
     def unsealed(self) -> int:
-        """Blocks that wait to be sealed."""
+        """Number of blocks waiting to be sealed."""
         return len(self._unsealed)
 
     def seal(self) -> bool:
-        """Seal some blocks whose copies have ended, unless another thread does.
+        """Seal some copied blocks, unless another thread is sealing.
 
         Returns:
             Whether there were any.
@@ -239,15 +240,15 @@ class KeptPool(Pool):
         return bool(waiting)
 
     def _seal_all(self) -> None:
-        with self._sealing:  # what another thread seals just now is waited for
+        with self._sealing:  # wait for a thread currently sealing
             while self._seal_some():
                 pass
 
     def prove(self, slots: NDArray[np.integer], keys: Sequence[bytes]) -> dict[int, str]:
-        """Prove blocks of earlier processes before their first use; others cost nothing.
+        """Verify blocks of earlier processes before their first use. Other blocks cost nothing.
 
         Returns:
-            By index, why a block is a miss.
+            The reason of each miss, by index.
         """
         if self not in _open:
             return self._closed(len(keys))
@@ -257,7 +258,7 @@ class KeptPool(Pool):
         return {at: why for at, why in enumerate(proofs) if why is not None}
 
     def recall(self) -> Index:
-        """The index of the blocks of earlier processes, for `BlockManager.load_index`."""
+        """Return the index of the blocks of earlier processes, for `BlockManager.load_index`."""
         found = self.file.sealed
         wall = self._clock()
         if self._place is None:
@@ -278,17 +279,17 @@ class KeptPool(Pool):
         return index if self._rest is None else index + self._rest.recall()
 
     def keep(self, index: Index) -> None:
-        """Seal all that has been copied, and note the ages and uses of the blocks of `index`."""
+        """Seal all copied blocks, and save the ages and uses of the blocks of `index`."""
         for part in self.groups:
-            part._seal_all()  # noqa: SLF001 - this class's
+            part._seal_all()  # noqa: SLF001 - same class
         self.note_uses(index)
 
     def note_uses(self, index: Index, wall: int | None = None) -> None:
-        """Note ages and uses of the blocks of `index`, and leave all others as they are.
+        """Save ages and uses of the blocks of `index`, and leave all other blocks unchanged.
 
         Args:
-            index: what `BlockManager.index` gave of some blocks.
-            wall: the time of its ages by the wall clock, in nanoseconds; None is now.
+            index: blocks as returned by `BlockManager.index`.
+            wall: wall clock time of its ages in nanoseconds, or None for now.
         """
         wall = self.wall() if wall is None else wall
         if self in _open:
@@ -305,7 +306,7 @@ class KeptPool(Pool):
         return self._clock()
 
     def forget(self) -> None:
-        """Empty all slots: no later process finds a block. No copy may be under way."""
+        """Empty all slots, so no later process finds a block. No copy may be in flight."""
         if self in _open:
             self._unsealed.clear()
             self._empty(0, self.blocks + self.spare)
@@ -313,7 +314,7 @@ class KeptPool(Pool):
                 self._rest.forget()
 
     def _empty(self, first: int, upto: int) -> None:
-        """Empty the entries of some places."""
+        """Empty the entries of a range of places."""
         places = [*range(first, upto)]
         keys = [_NO_KEY] * len(places)
         self.file.begin(places, keys, (0, self.layers))
@@ -321,17 +322,17 @@ class KeptPool(Pool):
 
     @property
     def address(self) -> tuple[int, int, int]:
-        """Process, descriptor and offset at which `open_kept_memory` finds the memory."""
+        """Process, descriptor and offset of the memory, for `open_kept_memory`."""
         return os.getpid(), self.file.descriptors[0], self.file.pool[0]
 
     def set_aside(self, blocks: int) -> list[int]:
-        """As of `Pool`; the spare blocks count as being written."""
+        """Call `Pool.set_aside` and mark the spare blocks as being written."""
         taken = super().set_aside(blocks)
         self.file.begin(taken, [_NO_KEY] * len(taken), (0, self.layers))
         return taken
 
     def put_back(self, spares: Iterable[int]) -> None:
-        """Give spare blocks back, which hold nothing then."""
+        """Return spare blocks and empty their entries."""
         given = list(spares)
         if self in _open:
             self.file.finish(given, [_NO_KEY] * len(given), ok=False)
@@ -340,15 +341,15 @@ class KeptPool(Pool):
     def named(
         self, slots: NDArray[np.integer], keys: Sequence[bytes], labels: Sequence[bytes]
     ) -> None:
-        """Name the blocks whose spare blocks slots have adopted; `seal` seals them."""
+        """Name adopted spare blocks, so that `seal` seals them."""
         self.file.begin(self._places(slots), list(keys), (0, self.layers))
         self.finish(slots, keys, labels, ok=True)
 
     def close(self) -> None:
-        """Seal what has been copied, and give the lock and the memory back. Twice does nothing."""
+        """Seal the copied blocks, release the lock and the memory. Closing twice does nothing."""
         try:
             if self._pages is not None:
-                self._pages.close()  # first: the tables are locked yet
+                self._pages.close()  # first, while the tables are still locked
             if self in _open:
                 self._seal_all()
                 _open.discard(self)
@@ -361,7 +362,7 @@ class KeptPool(Pool):
         return dict.fromkeys(range(count), f"{self.file.path} is closed")
 
     def in_child(self) -> None:
-        """Leave the lock to the parent, in a fork."""
+        """Close the lock's descriptor in a fork. The parent keeps the lock."""
         if self._lock is not None:
             with suppress(OSError):
                 os.close(self._lock)
@@ -371,7 +372,7 @@ class KeptPool(Pool):
         return places.tolist()
 
     def _bytes(self, place: int, layers: tuple[int, int]) -> NDArray[np.uint8]:
-        """The bytes of some layers, or their digests, which a table of a group has then."""
+        """Return the bytes of a range of layers, or update and return a group's digests."""
         first, (lo, hi) = place * self.layers, layers
         if self._digests is None:
             return self.planes[0][first + lo : first + hi].numpy()

@@ -1,8 +1,9 @@
-"""Kept files: opened, mapped, and as much memory as there is.
+"""Opens and maps kept files within the available memory.
 
-`docs/design/kept.md` describes them. Invariant: one process has a file's lock; a file in use or of
-another meaning stays as it is. Cost: that of the system; seconds where a killed process still frees
-its memory.
+`docs/design/kept.md` describes the files.
+Invariant: only one process has a file's lock. A file in use or with a different meaning is not
+changed.
+Cost: the system calls, and seconds while the system frees the memory of a killed process.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ __all__ = [
 
 _LOG = logging.getLogger("kvtrie.tiers.kept")
 PATIENCE_S = 10.0
-"""Seconds that the system takes at most to free the memory of a killed process."""
+"""Maximum seconds for the system to free the memory of a killed process."""
 _PAUSE_S = 0.02
-_POPULATE_WRITE = 23  # of Linux, from 5.14 on
+_POPULATE_WRITE = 23  # Linux 5.14 or later
 
 
 def pool_of(file: KeptFile, size: int, *, touch: bool) -> torch.Tensor:
-    """Return the first bytes of the pool of a file, uint8; `touch` as of `advise`."""
+    """Return the first bytes of a file's pool, uint8, with `touch` as in `advise`."""
     memory = mapped(file)
     advise(memory, touch=touch)
     return torch.frombuffer(memory, dtype=torch.uint8)[:size]
@@ -55,29 +56,28 @@ def mapped(file: KeptFile) -> mmap.mmap:
 
 
 def advise(memory: mmap.mmap, *, touch: bool) -> None:
-    """Ask for huge pages and, with `touch`, for all pages now; first copies would wait for them.
+    """Request huge pages and, with `touch`, all pages now, so that first copies do not wait.
 
-    The bytes of a file that is not made yet stay.
+    The bytes of a file not yet created stay unchanged.
     """
     wanted = [getattr(mmap, "MADV_HUGEPAGE", None), _POPULATE_WRITE if touch else None]
     for advice in wanted:
-        with suppress(OSError):  # a kernel without it
+        with suppress(OSError):  # a kernel without this advice
             if advice is not None:
                 memory.madvise(advice)
 
 
 def open_kept_memory(process: int, file: int, start: int, size: int) -> torch.Tensor:
-    """Map the memory of a kept pool of another process of this machine, without its table.
+    """Map the memory of a kept pool of another process on this machine, without its table.
 
     Args:
-        process: that process, `file` its descriptor and `start` the pool's offset: the `address`
-            of the pool.
-        file: see `process`.
-        start: see `process`.
+        process: the process. `process`, `file` and `start` are the `address` of the pool.
+        file: the file descriptor in the process.
+        start: the pool's offset.
         size: bytes of the pool.
 
     Raises:
-        ConfigError: there is no such memory.
+        ConfigError: the memory does not exist.
     """
     what = f"the kept file {file} of process {process}"
     try:
@@ -95,7 +95,7 @@ def open_kept_memory(process: int, file: int, start: int, size: int) -> torch.Te
 
 
 def check_memory(path: Path, wanted: int) -> None:
-    """Raise if a new file would take more memory than is free: the kernel would end a process."""
+    """Raise if a new file exceeds the free memory, because the kernel would kill a process."""
     try:
         there = path.stat().st_size
     except OSError:
@@ -112,23 +112,23 @@ def open_kept_file(
     replace: bool,
     patience_s: float = PATIENCE_S,
 ) -> KeptFile | None:
-    """Open a file of layers, bytes of a layer, tokens of a block and blocks.
+    """Open a file with given layers, bytes per layer, tokens per block and blocks.
 
-    One that is new, or whose blocks cannot be used, is made when the first block is written; closed
-    before that, it is as it was.
+    A new or unusable file is created at the first write of a block. Closing it before leaves the
+    file unchanged.
 
     Args:
         path: the file.
-        about: all that decides the bytes of its blocks.
-        numbers: those four.
-        replace: whether a file with something else is replaced.
-        patience_s: seconds to wait for the lock of a process that has died.
+        about: the meaning of the bytes of its blocks.
+        numbers: layers, bytes per layer, tokens per block and blocks.
+        replace: whether to replace a file with a different content.
+        patience_s: seconds to wait for the lock of a dead process.
 
     Returns:
-        The file; None if another process has it, of which the log warns.
+        The file, or None with a log warning if another process has it.
 
     Raises:
-        ConfigError: a path outside a memory file system, a file with something else.
+        ConfigError: the path is outside a memory file system, or the file has a different content.
         TransferError: the file system has no room.
     """
     layers, layer_bytes, block_tokens, blocks = numbers

@@ -1,9 +1,10 @@
-"""KeptSlots: slots in a file of a memory file system, with the calls of a disk's files.
+"""KeptSlots: slots in a file of a memory file system, with the interface of a disk's files.
 
-A `KeyedDisk` with `keep` is over them, in memory that outlives the process.
-Invariant: that of `KeptPool`: a block is found again only if it was sealed, and used only if its
-bytes give the checksum; one process has the file. Cost: a copy and a hash per block that is
-written, a copy per block that is read, a hash on the first read of a block of an earlier process.
+A `KeyedDisk` with `keep` uses them, so its memory outlives the process.
+Invariant: as for `KeptPool`: a block is found again only if it was sealed, and used only if its
+checksum matches. Only one process has the file.
+Cost: a copy and a hash per written block, a copy per read block, and a hash at the first read of a
+block of an earlier process.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ class KeptSlots:
     """The slots of a kept file, in memory.
 
     Args:
-        file: the file, of blocks of one layer.
+        file: the file, with blocks of a single layer.
         kept: whether the next process finds it.
 
     Attributes:
         folder: the file's path.
-        slots: how many blocks it may hold.
+        slots: maximum number of blocks.
         layer_bytes: bytes of a block.
         kept: whether the next process finds it.
         read_only: whether it is closed.
-        refusal: why nothing may be written, which is never so.
+        refusal: the reason for refusing all writes, always None.
     """
 
     refusal: str | None = None
@@ -62,17 +63,18 @@ class KeptSlots:
 
     @classmethod
     def open(cls, path: Path, about: str, size: int, blocks: int, *, replace: bool) -> Self:
-        """Open a file, or memory that ends with this process if another one has the file.
+        """Open a file, or temporary memory of this process if another process has the file.
 
         Args:
             path: the file, in a memory file system.
-            about: all that decides what the bytes are.
+            about: the meaning of the bytes.
             size: bytes of a block.
-            blocks: how many blocks.
-            replace: whether a file of another meaning is replaced.
+            blocks: number of blocks.
+            replace: whether to replace a file with a different meaning.
 
         Raises:
-            ConfigError: a path outside a memory file system, a file of another meaning.
+            ConfigError: the path is outside a memory file system, or the file has a different
+                meaning.
             TransferError: the file system has no room.
         """
         check_memory(path, blocks * size)
@@ -88,18 +90,18 @@ class KeptSlots:
         return cls(file, kept=False)
 
     def blocks(self, wall: int) -> list[tuple[int, bytes, int, int, int, int, bool]]:
-        """Every block as a row, as of a `DiskStore`."""
+        """Return every block as a row, as in a `DiskStore`."""
         return self._file.blocks(wall)
 
     def reasons(self) -> list[str]:
-        """Why blocks of an earlier process were lost."""
+        """Return the reasons for lost blocks of an earlier process."""
         lost = [f"{count} blocks lost: {why}" for why, count in self._file.lost.items()]
         return lost if self._file.cold is None else [self._file.cold, *lost]
 
     def read_many(
         self, blocks: Sequence[tuple[bytes, int, _Layers, NDArray[np.uint8]]], *, depth: int
     ) -> list[str | None]:
-        """Copy blocks into memory, each proved once; the reason for each that is not."""
+        """Copy blocks into memory, each verified once, and return the reason of each failure."""
         del depth
         return [self._read(key, slot, memory) for key, slot, _, memory in blocks]
 
@@ -110,7 +112,7 @@ class KeptSlots:
         *,
         depth: int,
     ) -> list[str | None]:
-        """Copy blocks into slots, and seal them; the reason for each that could not be."""
+        """Copy blocks into slots and seal them, and return the reason of each failure."""
         del depth
         return [self._write(*one, wall) for one in blocks]
 
@@ -121,11 +123,11 @@ class KeptSlots:
             self._file.finish([slot], [_NO_KEY], ok=False)
 
     def note_uses(self, index: Index, wall: int) -> None:
-        """Note the ages and uses of the blocks of an index."""
+        """Save the ages and uses of the blocks of an index."""
         self._file.note_uses(index, wall)
 
     def close(self) -> None:
-        """Give the lock back. Closing twice does nothing."""
+        """Release the lock. Closing twice does nothing."""
         self.read_only = True
         self._file.close()
 

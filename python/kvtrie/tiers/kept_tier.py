@@ -1,9 +1,9 @@
-"""Opening the memory of a host tier with `keep`: its files, and pools over them.
+"""Opens the files and pools of a host tier with `keep`.
 
-If the groups of a model's layers are kept apart, the pages of all groups are one file,
-`PATH-pages`, and each group has a table of its slots, `PATH-groupN`: a kept file whose pool holds
-digests of the slots' layers instead of their bytes. A group that takes a page over empties the
-entries that other groups have there before its first byte is copied:
+With separate groups of layers, the pages of all groups are in the file `PATH-pages`, and each group
+has a table of its slots, `PATH-groupN`: a kept file with digests of the slots' layers instead of
+their bytes. A group taking over a page empties the other groups' entries for it before the first
+byte is copied:
 
 ```text
 PATH-pages    | page 0: group 0      | page 1: group 1 | page 2: group 0  ...
@@ -11,9 +11,10 @@ PATH-group0   [ entries 0 to 4      ]  5 to 9: empty    [ entries 10 to 14 ]
 PATH-group1     0: empty             [ entry 1         ]  2: empty
 ```
 
-A resume point whose parts are not all found is no point again.
-Invariant: after an error, or if another process has a file, no file stays open and none is changed.
-Cost: that of mapping the memory.
+A resume point with a missing part is lost.
+Invariant: after an error, or if another process has a file, no file stays open and no file is
+changed.
+Cost: mapping the memory.
 """
 
 from __future__ import annotations
@@ -63,30 +64,30 @@ def kept_pool(
     patience_s: float = PATIENCE_S,
     apart: bool = False,
 ) -> KeptPool | None:
-    """Open the files of a tier with `keep`, or make them with the first block that is written.
+    """Open the files of a tier with `keep`. Missing files are created at the first block write.
 
     Args:
-        model: the shape whose KV is kept; its `fingerprint` may not be empty.
+        model: the shape of the model. Its `fingerprint` must not be empty.
         tier: its path, its budget and its layout.
         block_tokens: tokens per block.
-        layout: layout of a layer of a block; None is the tier's.
-        rank: the tensor-parallel rank whose part of the KV this is.
-        ranks: how many there are; each has a separate file, with its number after the path.
+        layout: layout of a layer of a block, or None for the tier's.
+        rank: the tensor-parallel rank of this part of the KV.
+        ranks: number of ranks, each with a separate file numbered after the path.
         pinned: whether to register the memory with CUDA.
-        spare: blocks of memory beyond those of the slots.
+        spare: blocks of memory beyond the slots.
         clock: the wall clock in nanoseconds.
-        patience_s: seconds to wait for the lock of a process that has died.
-        apart: whether the groups of the model's layers are kept apart.
+        patience_s: seconds to wait for the lock of a dead process.
+        apart: whether the model's layer groups are separate.
 
     Returns:
-        The pool; None if another process has a file, of which the log warns.
+        The pool, or None with a log warning if another process has a file.
 
     Raises:
-        ConfigError: a model without a fingerprint, a layout with K and V apart, a path outside a
-            memory file system, a file with something else unless `keep_replace`.
+        ConfigError: a model without a fingerprint, a layout with separate K and V, a path outside a
+            memory file system, or a file with a different content without `keep_replace`.
         TransferError: the file system has no room.
     """
-    assert tier.keep is not None  # noqa: S101 - its callers look
+    assert tier.keep is not None  # noqa: S101 - checked by callers
     path = Path(tier.keep if ranks == 1 else f"{tier.keep}-{rank}").absolute()
     require_fingerprint(model, f"the kept file {path}")
     if apart:
@@ -118,14 +119,14 @@ class _Files:
     spare: int
 
     def tables(self, opened: ExitStack, patience_s: float) -> list[KeptFile] | None:
-        """Open the file with the table of each group; None if another process has one."""
+        """Open the file of each group's table, or return None if another process has a file."""
         check_memory(self.pages, self.size)
         found: list[KeptFile] = []
         for slots in self.groups:
             fmt, at, size = slots.block_format, self.path, slots.unit_bytes
             about = meaning(self.model, fmt.layout, self.block_tokens, self.rank, slots.group)
             if slots.group is not None:
-                # By these sizes a tool finds blocks in the pages.
+                # A tool uses these sizes to find blocks in the pages.
                 sizes = {"page_bytes": slots.page, "slot_bytes": slots.slot_bytes}
                 about = json.dumps({**json.loads(about), **sizes}, sort_keys=True)
                 at, size = _part(at, f"group{slots.group}"), LAYER_DIGEST
@@ -152,7 +153,7 @@ class _Files:
         pinned: bool,
         clock: Callable[[], int],
     ) -> KeptPool | None:
-        """Return the pool of the first group, which has those of the others."""
+        """Return the pool of the first group, linked to the pools of the other groups."""
         touch = not any(file.found for file in tables)
         pages, owners, pool = None, None, None
         if self.groups[0].group is None:
@@ -180,7 +181,7 @@ class _Files:
 
     @property
     def pages(self) -> Path:
-        """The file that has the blocks."""
+        """The file of the blocks."""
         return self.path if self.groups[0].group is None else _part(self.path, "pages")
 
     @property

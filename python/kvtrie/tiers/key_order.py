@@ -1,10 +1,11 @@
-"""KeyOrder: the order in which blocks leave whose keys only an engine knows.
+"""KeyOrder: eviction order of blocks identified by an engine's key.
 
-Every key is the content of one block of a `BlockManager` that has no bytes, and the keys of a
-sequence are a path of its trie. So the core's policy decides, as in every manager: requests, uses,
-costs and hints count, and a block leaves before the one that it follows.
-Invariant: a key has one block; `evict` returns as many keys as were asked for, or changes nothing.
-Cost: a request is one call of the core, linear in the path to its last key.
+Every key is the content of a block in a `BlockManager` without bytes, and the keys of a sequence
+are a path of its trie. So the core's policy decides, with requests, uses, costs and hints, and a
+block leaves before its predecessor.
+Invariant: a key has a single block. `evict` returns the requested number of keys, or changes
+nothing.
+Cost: a request is a single call of the core, linear in the path to its last key.
 """
 
 from __future__ import annotations
@@ -32,21 +33,22 @@ __all__ = ["KeyOrder"]
 
 _SHAPE = ModelShape(layers=1, kv_heads=1, head_dim=16, fingerprint="keys")
 _MOST = 2**32 - 2
-_WEIGHT = 2  # tokens of an engine's block per four bytes of its key, about
-_FIGURES = struct.Struct("<QQI12x")  # age, no time to live, uses, neither session nor priority
+_WEIGHT = 2  # about the number of tokens of an engine's block per four bytes of its key
+_FIGURES = struct.Struct("<QQI12x")  # age, time to live (0), uses, session and priority (0)
 
 
 class KeyOrder:
-    """Keys of blocks, and which of them leave first.
+    """Keys of blocks and their eviction order.
 
     Args:
-        blocks: the most keys that there are at once; the caller evicts or removes others first.
-            With 0 no key is ever there.
-        width: bytes of a key, a multiple of 4 up to 64; of other keys a digest of this size counts.
+        blocks: maximum number of keys. The caller must evict or remove keys first. With 0 no key is
+            ever stored.
+        width: bytes of a key, a multiple of 4 up to 64. Keys of a different size are replaced by a
+            digest of this size.
         clock: nanoseconds, monotone.
 
     Raises:
-        ConfigError: no whole number of blocks, or one that is too large.
+        ConfigError: the number of blocks is not an integer, or is too large.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class KeyOrder:
         self._width, self._clock = width, clock
         self._handles: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
-        self._before: dict[bytes, bytes | None] = {}  # parents have their entries first
+        self._before: dict[bytes, bytes | None] = {}  # predecessors are inserted first
 
     def __len__(self) -> int:
         return len(self._handles)
@@ -67,17 +69,17 @@ class KeyOrder:
         return key in self._handles
 
     def request(self, keys: Iterable[bytes], *, after: bytes | None = None) -> None:
-        """Note that a request uses keys; those that are not there are added.
+        """Record a request's use of keys, adding missing keys.
 
         Args:
-            keys: in the order of their sequence.
-            after: the key before them; one that is not there says nothing.
+            keys: keys in the order of their sequence.
+            after: the preceding key, ignored if it is not stored.
         """
         handles, before = self._handles, self._before
         path = self._path(after) if after in handles else []
         for key in dict.fromkeys(keys):
             last = path[-1] if path else None
-            # A key that came before its sequence was known moves there, unless others follow it.
+            # A key stored before its sequence was known moves there, unless keys follow it.
             if (
                 key not in handles
                 or before[key] == last
@@ -90,14 +92,14 @@ class KeyOrder:
         self._serve(path)
 
     def evict(self, count: int, stay: Iterable[bytes] = ()) -> list[bytes] | None:
-        """Take out the `count` keys that should leave first.
+        """Remove the next `count` keys in eviction order.
 
         Args:
-            count: how many.
-            stay: keys that stay, with all that they follow; others are ignored.
+            count: number of keys.
+            stay: keys to keep, with all their predecessors. Unknown keys are ignored.
 
         Returns:
-            The keys, or None if fewer may leave; nothing has changed then.
+            The keys, or None without a change if fewer keys may leave.
         """
         handles = [handle for key in stay if (handle := self._handles.get(key)) is not None]
         try:
@@ -110,7 +112,7 @@ class KeyOrder:
         return keys
 
     def remove(self, key: bytes) -> None:
-        """Forget a key; those that follow it stay, without it."""
+        """Remove a key and keep its successors."""
         suffix = dict.fromkeys([key])
         for one, last in self._before.items():
             if last in suffix:
@@ -121,7 +123,7 @@ class KeyOrder:
             self.request([one], after=last)
 
     def keep(self, keys: Sequence[bytes], priority: int, ttl_ns: int | None = None) -> None:
-        """Give keys of one sequence a priority as `Retain` does; others are ignored."""
+        """Give keys of a sequence a priority, as for `Retain`. Unknown keys are ignored."""
         keys = [key for key in keys if key in self._handles]
         while keys:
             path = self._path(keys[-1])
@@ -135,19 +137,19 @@ class KeyOrder:
             self._manager.hint([hint], now=self._clock())
 
     def release(self, key: bytes) -> None:
-        """Let a sequence leave first up to this key, until it is used again, as `Release` does."""
+        """Evict a sequence first up to this key, until its next use, as for `Release`."""
         if key in self._handles:
             hint = Release(tokens=self._tokens(self._path(key)))
             self._manager.hint([hint], now=self._clock())
 
     def ages(self, keys: Iterable[bytes]) -> list[tuple[int, int]]:
-        """Return nanoseconds since the last use, and number of uses, of keys that are there."""
+        """Return nanoseconds since the last use, and number of uses, of stored keys."""
         blocks = [self._handles[key] for key in keys]
         index = self._manager.index(0, now=self._clock(), blocks=blocks)
         return list(zip(index.age.tolist(), index.uses.tolist(), strict=True))
 
     def restore(self, rows: Iterable[tuple[bytes, int, int]]) -> None:
-        """Add keys, to none, with ages and uses; each is a sequence of one key."""
+        """Add keys with ages and uses to an empty order, each as a separate sequence."""
         if not self._blocks:
             return
         self.request([b""])
@@ -167,12 +169,12 @@ class KeyOrder:
             self._add(key, None, int(match.handles[0]))
 
     def clear(self) -> None:
-        """Forget all keys."""
+        """Remove all keys."""
         self._manager.reset()
         self._handles, self._keys, self._before = {}, {}, {}
 
     def _serve(self, path: list[bytes]) -> None:
-        """Use a path, and add what it lacks at its end."""
+        """Record a use of a path and add its missing keys at the end."""
         if not path or not self._blocks:
             return
         now, tokens = self._clock(), self._tokens(path)
@@ -189,7 +191,7 @@ class KeyOrder:
         self._handles[key], self._keys[handle], self._before[key] = handle, key, last
 
     def _path(self, key: bytes | None) -> list[bytes]:
-        """The keys from the start of the sequence to a key that is there."""
+        """Return the keys from the start of the sequence to a stored key."""
         path: list[bytes] = []
         while key is not None:
             path.append(key)
@@ -198,7 +200,7 @@ class KeyOrder:
         return path
 
     def _leave(self, key: bytes) -> bool:
-        """Take a key out, unless others follow it."""
+        """Remove a key and return True, unless keys follow it."""
         path = self._path(key)
         try:
             self._manager.mark(

@@ -1,14 +1,14 @@
-"""KeyedDisk: blocks of one size in the files of a disk tier, by keys that only an engine knows.
+"""KeyedDisk: blocks of equal size in the files of a disk tier, identified by an engine's keys.
 
-With `keep` the blocks are in a file of a memory file system, which outlives the process.
+With `keep` the blocks are in a file of a memory file system and outlive the process.
 
-For engines that look their blocks up themselves. As in every disk tier, each byte is verified on
-each read, a damaged block is a miss, the files never exceed the configured size, and the next
-process finds the blocks again, also after a kill, with their ages and uses: calls that read or
-write them save these every five seconds, and `close` does.
-Invariant: a block is found under the key that it was written with, or not at all. When the room is
-used up, a `KeyOrder` selects the blocks that leave. Cost: a digest per call and block, and the read
-or write.
+For engines with their own block lookup. As in every disk tier, each byte is verified on each read,
+a damaged block is a miss, and the files never exceed the configured size. The next process finds
+the blocks again with their ages and uses, also after a kill: reads and writes save ages and uses
+every five seconds, and so does `close`.
+Invariant: a block is found under its key, or not at all. When the room is used up, a `KeyOrder`
+selects the blocks to evict.
+Cost: a digest per call and block, and the read or write.
 """
 
 from __future__ import annotations
@@ -46,35 +46,36 @@ __all__ = ["KeyedDisk"]
 _LOG = logging.getLogger(__name__)
 _DEPTH = 8
 _PERIOD_NS = 5_000_000_000
-_AT_ONCE = 1024  # blocks whose uses one call writes down
+_AT_ONCE = 1024  # blocks with uses saved per call
 
 
 class KeyedDisk:
     """A bounded store of blocks by key.
 
     Args:
-        folder: where the files are; stores of other meanings may be there too. With `keep` the one
-            file, in a memory file system.
-        meaning: all that decides what the bytes are: model, layout, rank. Stores of another
-            meaning are not found.
+        folder: folder of the files, possibly with stores of different meanings. With `keep` a
+            single file in a memory file system.
+        meaning: the meaning of the bytes: model, layout, rank. Stores with a different meaning are
+            not found.
         size: bytes of a block.
-        bytes: room of all files together, also as "200GB" or "25%" of the disk that is free; with
-            `keep` of all blocks; or
-        blocks: how many blocks.
-        durability: the event that a finished write survives, as in `Tier`.
-        io: "direct" past the system's page cache, where that is possible, or "buffered".
-        keep: whether the blocks are in memory that the next process finds. While another process
-            has the file, this one has memory that ends with it.
-        replace: whether a kept file of another meaning is replaced; otherwise it is refused.
+        bytes: size of all files together, or with `keep` of all blocks, also as "200GB" or "25%" of
+            the free disk.
+        blocks: number of blocks, instead of `bytes`.
+        durability: the event survived by a finished write, as in `Tier`.
+        io: "direct" bypasses the system's page cache if possible, or "buffered".
+        keep: whether the blocks are in memory found by the next process. While another process has
+            the file, the memory is temporary.
+        replace: whether to replace a kept file with a different meaning, otherwise it is refused.
         clock: nanoseconds of the wall clock.
 
     Attributes:
-        read_only: whether another process writes here, or the folder was removed or replaced.
+        read_only: whether another process writes to the store, or the folder was removed or
+            replaced.
 
     Raises:
-        ConfigError: no room for one block, neither or both of `bytes` and `blocks`, a kept file
-            outside a memory file system or of another meaning.
-        TransferError: the folder cannot be read or made, or has no room for a kept file.
+        ConfigError: no room for a block, neither or both of `bytes` and `blocks`, or a kept file
+            outside a memory file system or with a different meaning.
+        TransferError: the folder cannot be read or created, or has no room for a kept file.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class KeyedDisk:
         *,
         meaning: str,
         size: int,
-        bytes: int | str | None = None,  # noqa: A002 - the name that `Tier` has for it
+        bytes: int | str | None = None,  # noqa: A002 - the name in `Tier`
         blocks: int | None = None,
         durability: Literal["none", "flush", "fsync"] = "flush",
         io: Literal["direct", "buffered"] = "direct",
@@ -125,20 +126,20 @@ class KeyedDisk:
         self._begin(blocks, clock)
 
     def _begin(self, blocks: int, clock: Callable[[], int]) -> None:
-        """Find the blocks of an earlier process."""
+        """Load the blocks of an earlier process."""
         self._lost = self.store.read_only
         self._clock, self._closed = clock, False
         self._failures = FailureLog(_LOG, clock)
         self._lock = threading.RLock()
         self._slots: dict[bytes, int] = {}
-        self._reading: Counter[bytes] = Counter()  # digests of blocks that are being read
-        self._coming: set[bytes] = set()  # digests of blocks that are being written
+        self._reading: Counter[bytes] = Counter()  # digests of blocks being read
+        self._coming: set[bytes] = set()  # digests of blocks being written
         now = clock()
         found = self.store.blocks(now)
         self._order = KeyOrder(max(blocks, len(found)), clock=clock)
         self._slots.update((digest, slot) for slot, digest, *_ in found)
         self._order.restore((digest, age, uses) for _, digest, _, _, age, uses, _ in found)
-        self._used: dict[bytes, bytes] = {}  # digests whose last use no file has, and their keys
+        self._used: dict[bytes, bytes] = {}  # digests with an unsaved use, and their keys
         self._next_ns = now + _PERIOD_NS
         taken = set(self._slots.values())
         self._free = [slot for slot in range(blocks - 1, -1, -1) if slot not in taken]
@@ -147,7 +148,7 @@ class KeyedDisk:
 
     @property
     def read_only(self) -> bool:
-        """Whether nothing is written here, by now."""
+        """Whether the store currently refuses writes."""
         return self.store.read_only
 
     def __len__(self) -> int:
@@ -159,18 +160,18 @@ class KeyedDisk:
             return content_key(key) in self._slots
 
     def leading(self, keys: Iterable[bytes]) -> int:
-        """Return the number of leading blocks of a sequence that are here."""
+        """Return the number of leading blocks of a sequence in the store."""
         return sum(1 for _ in takewhile(self.__contains__, keys))
 
     def present(self, keys: Iterable[bytes]) -> list[bool]:
-        """Return for each of some blocks, found by itself, whether it is here."""
+        """Return the presence of each block, looked up independently."""
         return [key in self for key in keys]
 
     def read_many(self, rows: Sequence[tuple[bytes, NDArray[np.uint8]]]) -> list[bool]:
-        """Fill memory with blocks, and return for each whether it was there and whole.
+        """Read blocks into memory, and return for each block whether it was present and intact.
 
         Args:
-            rows: keys, and memory of a block's size for each.
+            rows: keys, each with memory for a block.
         """
         with self._lock:
             found = [(at, content_key(key), memory) for at, (key, memory) in enumerate(rows)]
@@ -201,11 +202,11 @@ class KeyedDisk:
         *,
         after: bytes | None = None,
     ) -> list[bool]:
-        """Store blocks, and return for each whether it is on disk afterwards.
+        """Write blocks, and return for each block whether it is now stored.
 
         Args:
             rows: keys and bytes, in the order of a sequence.
-            after: the key of the block before the first of them.
+            after: the key of the block before the first row.
         """
         if self.read_only:
             return [key in self for key, _ in rows]
@@ -245,36 +246,36 @@ class KeyedDisk:
         return on_disk
 
     def use(self, keys: Iterable[bytes]) -> None:
-        """Note a use of those blocks that are here, in the order of their sequence."""
+        """Record a use of the stored blocks among `keys`, in the order of their sequence."""
         with self._lock:
             here = {d: key for key in keys if (d := content_key(key)) in self._slots}
             self._order.request(here)
             self._used.update(here)
 
     def keep(self, key: bytes, priority: int, ttl_ns: int | None = None) -> None:
-        """Give a block a priority, as `Retain` does."""
+        """Give a block a priority, as for `Retain`."""
         with self._lock:
             self._order.keep([content_key(key)], priority, ttl_ns)
 
     def clear(self) -> None:
-        """Forget all blocks but those that are read or written now, and those before them."""
+        """Remove all blocks except blocks being read or written, and their predecessors."""
         with self._lock:
             evict, reading = self._order.evict, self._reading
             while gone := evict(len(self._order), reading) or evict(1, reading):
                 self._forget(gone)
 
     def close(self) -> None:
-        """Give the folder back. Closing twice does nothing."""
+        """Close the files and release the folder. Closing twice does nothing."""
         if not self._closed:
             self._closed = True
             self._note_uses(everything=True)
         self.store.close()
 
     def _note_uses(self, *, everything: bool = False) -> None:
-        """Write ages and uses of used blocks, if the period since the last write has passed.
+        """Save ages and uses of used blocks, if the period since the last save has passed.
 
         Args:
-            everything: write all of them now.
+            everything: save all of them now.
         """
         with self._lock:
             now = self._clock()
@@ -297,7 +298,7 @@ class KeyedDisk:
                 self._failures.warn(self.store.folder, f"uses were not written down: {error}")
 
     def _report_loss(self) -> bool:
-        """Return whether the folder was removed or replaced while open; log it the first time."""
+        """Return whether the folder was removed or replaced while open, and log it once."""
         if not self.read_only:
             return False
         if not self._lost:
@@ -312,7 +313,7 @@ class KeyedDisk:
         while (lacking := len(digests - self._slots.keys() - self._coming) - len(self._free)) > 0:
             gone = evict(lacking, stay) or evict(1, stay)
             if not gone and len(digests) <= self.store.slots:
-                # Those that are here keep all before them, so they leave too and are written again.
+                # Stored blocks keep all their predecessors, so evict them too and rewrite them.
                 gone = evict(1, reading)
             if not gone:
                 return
@@ -323,7 +324,7 @@ class KeyedDisk:
         self._forget([digest])
 
     def _forget(self, digests: list[bytes]) -> None:
-        """Free the slots of blocks that are not in the order any more."""
+        """Free the slots of blocks no longer in the order."""
         slots = [self._slots.pop(digest) for digest in digests]
         self._free += slots
         for digest in digests:
@@ -333,7 +334,7 @@ class KeyedDisk:
                 for slot in slots:
                     self.store.remove(slot)
             except TransferError:
-                # The room is used again only by writes, which fail in a folder that is lost.
+                # Freed room is reused only by writes, which fail in a lost folder.
                 if not self._report_loss():
                     raise
 

@@ -1,6 +1,7 @@
 """The meaning of a tier's stored bytes, as JSON: model, layout, block size, rank and group.
 
-Invariant: equal texts are equal meanings; a store of another one is not found. Cost: arithmetic.
+Invariant: equal texts are equal meanings. A store with a different meaning is not found.
+Cost: arithmetic.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ __all__ = ["meaning", "of_all_parts"]
 def meaning(
     model: ModelShape, layout: Layout, block_tokens: int, rank: int, group: int | None = None
 ) -> str:
-    """Return all that decides what the bytes mean."""
+    """Return a text of all settings that decide the meaning of the bytes."""
     fields: dict[str, Any] = asdict(model)
     names = ("layers", "kv_heads", "head_dim", "dtype", "v_head_dim", "latent", "fingerprint")
     about = {name: fields[name] for name in (*names, "tp")}
-    if model.grouped:  # stores were named before groups counted
+    if model.grouped:  # older stores have names without groups
         about["groups"] = [group.identity() for group in model.groups]
     about |= {"block_tokens": block_tokens, "rank": rank, "layout": layout.digest().hex()}
     if group is not None:
@@ -32,7 +33,7 @@ def meaning(
 
 
 def of_all_parts(about: str) -> dict[str, Any] | str:
-    """The meaning of a store without its rank and group; the text itself if no tier wrote it."""
+    """Return the meaning of a store without rank and group, or the text itself if not JSON."""
     try:
         fields = json.loads(about)
     except ValueError:

@@ -1,8 +1,9 @@
-"""Narrowed and Alike: blocks of memory on the host, in the format in which a disk keeps them.
+"""Narrowed and Alike: convert blocks in host memory to the format of a disk.
 
-Invariant: only a format of fewer bits is taken, so that a disk never keeps more than the memory
-above it has. Cost: nothing where formats are equal and memory is on the host; otherwise per block a
-buffer of its bytes on disk, and one copy or conversion each way.
+Invariant: a different format must have fewer bits, so a disk never keeps more bytes than the memory
+above it.
+Cost: nothing for equal formats with memory on the host. Otherwise per block a buffer of its bytes
+on disk, and a copy or conversion each way.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def require_narrower(above: str, wanted: BlockFormat, name: str, own: BlockForma
         own: its format.
 
     Raises:
-        ConfigError: formats that differ in more than the numbers, numbers that take no fewer bits,
-            or KV that cannot be converted.
+        ConfigError: formats differ in more than the numbers, the disk's numbers have no fewer bits,
+            or KV cannot be converted.
     """
     differ = f"{above} and {name} differ: {', '.join(wanted.differences(own))}"
     if wanted.differences(own, but=FORMAT):
@@ -64,18 +65,18 @@ def require_narrower(above: str, wanted: BlockFormat, name: str, own: BlockForma
 
 
 class Alike:
-    """Blocks that a disk keeps in the format of memory."""
+    """Blocks with the same format on disk and in memory."""
 
     def buffer(self, memory: torch.Tensor) -> torch.Tensor:
-        """Return memory of the host for the bytes of some memory."""
+        """Return host memory for the bytes of a memory region."""
         return memory if memory.device.type == "cpu" else torch.empty_like(memory, device="cpu")
 
     def narrow(self, memory: torch.Tensor) -> torch.Tensor:
-        """Return the bytes of some memory, on the host."""
+        """Return the bytes of a memory region, on the host."""
         return memory.cpu()
 
     def widen(self, stored: torch.Tensor, memory: torch.Tensor) -> None:
-        """Write bytes that are in a `buffer` into its memory."""
+        """Copy the bytes of a `buffer` into its memory region."""
         if stored is not memory:
             memory.copy_(stored)
 
@@ -93,7 +94,7 @@ class Narrowed:
     own: BlockFormat
 
     def buffer(self, memory: torch.Tensor) -> torch.Tensor:
-        """Return memory of the host for as many layers in the disk's format; padding is zero."""
+        """Return zeroed host memory for the same number of layers in the disk's format."""
         return torch.zeros((len(memory), self.own.unit_bytes), dtype=torch.uint8)
 
     def narrow(self, memory: torch.Tensor) -> torch.Tensor:
@@ -110,7 +111,7 @@ class Narrowed:
         """Write layers in the disk's format into memory.
 
         Args:
-            stored: what `narrow` returned.
+            stored: memory returned by `narrow` or `buffer`.
             memory: uint8 `(layers, bytes of one layer above)`, on any device.
         """
         units = np.arange(len(memory))

@@ -1,12 +1,12 @@
-"""NativeParts: an engine's memory of which some blocks are copied as they are, part by part.
+"""NativeParts: an engine's memory with some blocks copied unconverted, in parts.
 
-A tier in fewer bits has slots of its own size. A block that must keep the engine's format takes
-several of them: each has a range of the bytes of every layer, the last one fewer. Slot
-`(p + 1) * n + s`, of an engine with `n` slots, is part `p` of the block in slot `s`; slots below
-`n` are converted as in `EnginePool`.
-Invariant: parts that are written together or one after the other give the block's own bytes.
-Cost: an `EnginePool` copy through dense memory of a piece; parts that come without the others
-also a read of their block.
+A tier in fewer bits has smaller slots. A block kept in the engine's format needs several slots:
+each slot has a range of the bytes of every layer, the last slot fewer bytes. In an engine with `n`
+slots, slot `(p + 1) * n + s` is part `p` of the block in slot `s`. Slots below `n` are converted as
+in `EnginePool`.
+Invariant: parts written together or in sequence give the block's original bytes.
+Cost: an `EnginePool` copy through dense memory of a piece. Parts written separately also need a
+read of their block.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ __all__ = ["NativeParts"]
 
 
 class NativeParts(EnginePool):
-    """The memory of a tier with `owner="engine"`, some of whose blocks tiers below keep as parts.
+    """The memory of a tier with `owner="engine"`, with some blocks in parts on lower tiers.
 
     Args:
-        model: the shape whose KV is kept.
+        model: the shape of the model.
         block_tokens: tokens per block.
-        tensors: for each layer its tensor, or those of K and of V, blocks first.
+        tensors: the tensor of each layer, or its K and V tensors, blocks first.
         parts: parts of a block.
 
     Raises:
-        ConfigError: as `EnginePool`.
+        ConfigError: as for `EnginePool`.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class NativeParts(EnginePool):
     ) -> None:
         super().__init__(model, block_tokens, tensors)
         self._parts_of_block = parts
-        self._converted = self.blocks * self.layers  # units below it are converted
+        self._converted = self.blocks * self.layers  # lower units are converted
         self.blocks *= parts + 1
 
     def copy_from(
         self, source: Pool, source_units: NDArray[np.int64], units: NDArray[np.int64]
     ) -> None:
-        """Copy whole units of another pool into the engine's tensors; see `EnginePool`."""
+        """Copy whole units of a pool into the engine's tensors, see `EnginePool`."""
         whole = units < self._converted
         if whole.any():
             super().copy_from(source, source_units[whole], units[whole])
@@ -85,7 +85,7 @@ class NativeParts(EnginePool):
     def convert_into(
         self, units: NDArray[np.int64], target: Pool, target_units: NDArray[np.int64]
     ) -> None:
-        """Copy whole units into a pool of another format; see `EnginePool`."""
+        """Copy whole units into a pool with a different format, see `EnginePool`."""
         whole = units < self._converted
         if whole.any():
             super().convert_into(units[whole], target, target_units[whole])
@@ -107,7 +107,7 @@ class NativeParts(EnginePool):
     def _pieces(
         self, units: NDArray[np.int64]
     ) -> Iterator[tuple[NDArray[np.int64], Pool, NDArray[np.intp]]]:
-        """Whole units that parts are of, dense memory for them, and the rows of their parts."""
+        """Yield the whole units of parts, dense memory for them, and the rows of their parts."""
         blocks, which = np.unique(units % self._converted, return_inverse=True)
         for piece, dense in self._dense(len(blocks)):
             inside = (which >= piece.start) & (which < piece.stop)
@@ -116,7 +116,7 @@ class NativeParts(EnginePool):
     def _by_part(
         self, units: NDArray[np.int64], blocks: NDArray[np.int64], most: int
     ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], slice]]:
-        """For each part its rows in `units`, their places in `blocks`, and its range of bytes."""
+        """Yield for each part its rows in `units`, their places in `blocks`, and its byte range."""
         vectors = -(-self.unit_bytes // (self._parts_of_block * VECTOR_BYTES))
         size = min(vectors * VECTOR_BYTES, most)
         numbers = units // self._converted - 1

@@ -1,6 +1,7 @@
-"""Opening the pools and storages of tiers, all or none, and closing them.
+"""Opens the pools and storages of tiers, all or none, and closes them.
 
-Invariant: after an error no pool or storage stays open. Cost: that of opening each.
+Invariant: after an error no pool or storage stays open.
+Cost: opening each tier.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class _Closes(Protocol):
 def open_each(
     tiers: Sequence[Tier], open_tier: Callable[[int, Tier], _Opened]
 ) -> tuple[_Opened, ...]:
-    """Open each tier; if one cannot be opened, close the others.
+    """Open each tier. If a tier fails to open, close all opened tiers.
 
-    Disks come last: a smaller budget frees blocks as soon as a disk is opened.
+    Disks open last, because opening a disk with a smaller budget frees blocks at once.
     """
     pools: dict[int, _Opened] = {}
     try:
@@ -41,7 +42,7 @@ def open_each(
 
 
 def close_pools(pools: Iterable[object]) -> None:
-    """Give back the memory, files, locks and connections of pools and storages."""
+    """Release the memory, files, locks and connections of pools and storages."""
     with ExitStack() as closing:
         for pool in pools:
             if isinstance(pool, _Closes):

@@ -1,6 +1,7 @@
-"""Stores of other meanings in the folder of a disk: counted once, for the start-up line.
+"""Counts the stores of different meanings in the folder of a disk, for the start-up line.
 
-Invariant: they are only read. Cost: one pass over the manifest of each.
+Invariant: the stores are only read.
+Cost: a pass over the manifest of each store.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ __all__ = ["count_others"]
 
 
 def count_others(folder: Path, ours: Callable[[str], bool]) -> int:
-    """Return the number of blocks in stores of a folder that are not ours.
+    """Return the number of blocks in foreign stores of a folder.
 
-    A store that cannot be read counts as none.
+    An unreadable store counts as empty.
 
     Args:
-        folder: the folder that the stores are in.
+        folder: the folder of the stores.
         ours: whether a store belongs to this server, by its meaning.
     """
     count = 0

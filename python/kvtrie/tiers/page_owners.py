@@ -1,7 +1,7 @@
-"""PageOwners: the group that has each page of a tier, where files have a part per group.
+"""PageOwners: the owning group of each page of a tier with separate files per group.
 
-Invariant: a group that takes a page over frees first what other groups have there. Cost: one call
-per other group when a page goes from group to group.
+Invariant: a group taking over a page first frees the blocks of other groups in it.
+Cost: a call per group when a page changes its owner.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class PageOwners:
 
         Args:
             group: the group's number.
-            free: frees what it has in some slots: the first one, and the last plus 1.
+            free: frees a group's blocks in a range of slots: the first slot, and the end.
 
         Returns:
-            Takes the pages of some slots of the group, before it writes there.
+            A function to take over the pages of some slots before the group writes to them.
         """
         self._free[group] = free
         return partial(self._take, group)
@@ -57,7 +57,7 @@ class PageOwners:
         with self._lock:
             self._before()
             for page in {slot // self._per_page[group] for slot in slots}:
-                # A slot beyond the pages is refused by the file.
+                # The file refuses a slot beyond the pages.
                 if page >= len(self._owner) or self._owner[page] == group:
                     continue
                 for other, each in enumerate(self._per_page):

@@ -1,7 +1,8 @@
-"""PagesFile: the pages of a kept host tier whose groups of layers are kept apart, as one file.
+"""PagesFile: the pages of a kept host tier with separate groups of layers, as a file.
 
-Invariant: until `settle` the file has its old bytes, and `close` gives it back as it was; the
-tables of the groups are locked all the time, so no other engine uses it. Cost: the allocation.
+Invariant: until `settle` the file keeps its old bytes, and `close` restores it. The tables of the
+groups stay locked, so no other engine uses it.
+Cost: the allocation.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ __all__ = ["PagesFile"]
 
 
 class PagesFile:
-    """The file of some bytes, which is made if there is none.
+    """A file of a given size, created if missing.
 
-    Another content than that of the tables' blocks is found when they are proved.
+    Content not matching the tables' blocks is detected when the blocks are verified.
 
     Args:
         path: the file.
         size: bytes of all pages.
-        touch: whether to get all pages now.
+        touch: whether to allocate all pages now.
 
     Attributes:
         memory: the pages, uint8.
 
     Raises:
-        ConfigError: another user's file, or no file.
+        ConfigError: the path belongs to a different user, or is not a regular file.
         TransferError: the file system has no room.
     """
 
@@ -72,20 +73,20 @@ class PagesFile:
         return mmap.mmap(self._file, self._whole)
 
     def settle(self) -> None:
-        """Give the file its size, before the first byte of a block is written."""
+        """Set the size of the file, before the first byte of a block is written."""
         if not self._settled:
             self._settled = True
             if self._before > self._whole:
                 os.ftruncate(self._file, self._whole)
 
     def close(self) -> None:
-        """Close the file, and give it back as it was unless it is settled; let the memory go."""
+        """Close the file, restore it unless settled, and release the memory."""
         file, self._file = self._file, -1
         if file >= 0:
             try:
                 if not self._settled:
                     self._restore(file)
-            except OSError:  # it only takes room
+            except OSError:  # the file only takes room
                 pass
             finally:
                 os.close(file)
@@ -98,11 +99,11 @@ class PagesFile:
         elif self._mapped is None:
             os.ftruncate(file, self._before)
         elif self._before < self._whole:
-            # The length stays: an access beyond the end would end the process.
+            # Keep the length, because an access beyond the end would kill the process.
             first = -(-self._before // mmap.PAGESIZE) * mmap.PAGESIZE
             self._mapped.madvise(mmap.MADV_REMOVE, first, self._whole - first)
 
 
 def _leads_to(path: Path, file: int) -> bool:
-    """Whether a path still leads to an open file."""
+    """Return whether a path still leads to an open file."""
     return os.path.samestat(path.lstat(), os.fstat(file))

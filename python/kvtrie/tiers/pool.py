@@ -1,18 +1,18 @@
-"""Pool: one tier's memory, cut into units.
+"""Pool: the memory of a tier, divided into units.
 
-A *unit* is one layer of one block. A slot that holds whole blocks is `layers` consecutive units;
-with layer slots each unit is a separate slot, so both forms are addressed the same way and any
-layer of any block may sit in any unit of the second. A pool may have spare blocks, which no slot
-has: bytes that come layer by layer wait there, and `adopt` makes them those of a slot.
-A pool below the first tier may keep KV in a different format (`Layout.dtype`, `Layout.scales`):
-copies between pools convert then.
-A model whose groups of layers are kept apart has a pool per group in the memory of a tier; the
-tier's pool is that of the first group. The unit of a state is its share of the state's bytes, whose
-meaning only the model knows.
-Invariant: allocated and touched once, never resized; bytes move only by `copy_from` and `scatter`;
-slots and spare blocks never share memory; closing gives all of it back.
-Cost: a copy is one call per run of neighbouring units, or what `conversion` says; a gather or
-scatter one call per tensor; `adopt` exchanges two numbers.
+A *unit* is a layer of a block. A slot of a whole block consists of `layers` consecutive units. With
+layer slots each unit is a separate slot, so any layer of any block may be in any unit, with the
+same addressing. A pool may have spare blocks outside the slots, for bytes received layer by layer.
+`adopt` then assigns them to a slot.
+A pool below the first tier may have a different number format (`Layout.dtype`, `Layout.scales`),
+converted by copies between pools.
+A model with separate groups of layers has a pool per group in the memory of a tier, and the tier's
+pool is the first group's. The unit of a state is its share of the state's bytes, meaningful only to
+the model.
+Invariant: memory is allocated and touched once and never resized. Bytes are copied only by
+`copy_from` and `scatter`. Slots and spare blocks never share memory. Closing releases all memory.
+Cost: a copy is a call per run of adjacent units, or a conversion. A gather or scatter is a call per
+tensor. `adopt` exchanges two numbers.
 """
 
 from __future__ import annotations
@@ -53,28 +53,28 @@ class Pool(SlotNumbers):
     """Memory for the KV of `blocks` blocks.
 
     Args:
-        model: the shape whose KV is kept; sizes are those of one rank.
+        model: the shape of the model, with the sizes of a rank.
         blocks: number of slots of whole blocks.
         block_tokens: tokens of a block.
-        layout: layout and number format; None is kvtrie's own, in the model's dtype.
-        layer_slots: whether a slot is one layer of a block.
+        layout: layout and number format, or None for kvtrie's own in the model's dtype.
+        layer_slots: whether a slot is a single layer of a block.
         device: device of the memory.
         pinned: whether host memory is locked for copies by a GPU.
-        spare: blocks of memory beyond those of the slots.
-        memory: uint8, all bytes of the one plane, to use instead of new memory; of a group those of
-            all groups.
-        slots: those of a group of the model's layers; None has all layers.
+        spare: blocks of memory beyond the slots.
+        memory: uint8, all bytes of the only plane, instead of new memory. Groups share the memory
+            of all groups.
+        slots: the slots of a group of the model's layers, or None for all layers.
         rest: the pool of the groups after it.
 
     Attributes:
-        groups: the pool of each group of layers; that of the first group is this pool.
+        groups: the pool of each group of layers, beginning with this pool for the first group.
 
     Raises:
-        ConfigError: an order of axes other than kvtrie's own, a format that KV of the model cannot
-            be converted to, more bytes than the device has, or numbers that cannot be.
+        ConfigError: a different axis order than kvtrie's, a format without conversion from the
+            model's, more bytes than the device has, or invalid numbers.
     """
 
-    _unpin: Callable[[], object] | None = None  # of memory that this pool has pinned
+    _unpin: Callable[[], object] | None = None  # unpins the memory pinned by this pool
 
     def __init__(
         self,
@@ -102,28 +102,28 @@ class Pool(SlotNumbers):
     def _take(
         self, memory: torch.Tensor | None, device: torch.device | str, *, pinned: bool
     ) -> tuple[torch.Tensor, ...]:
-        """The planes, in given memory or in new."""
+        """Return the planes, in given or new memory."""
         if self.slots.group is None:
             sizes, units = self.block_format.planes(), (self.blocks + self.spare) * self.layers
-        else:  # K and V of a unit, and all groups, are in one plane
+        else:  # a single plane has K and V of a unit, and all groups
             sizes, units = (self.slots.wide,), self.slots.nbytes // self.slots.wide
         if memory is not None:
             return self._pinned((given(memory, units, sizes),), pinned=pinned)
-        # Asked first: the kernel promises more memory than there is, and ends a process later.
+        # Checked first, because the kernel overcommits memory and kills a process later.
         wanted, there = units * sum(sizes), all_of_device(torch.device(device))
         check_exists(f"a pool of {self.blocks} blocks", wanted, there, f"the memory of {device}")
         planes = tuple(paged(units, size, device) for size in sizes)
         for plane in planes:
-            plane.zero_()  # touch every page now; the first copy would pay for it otherwise
+            plane.zero_()  # touch every page now, so that the first copy does not
         return self._pinned(planes, pinned=pinned)
 
     def _pinned(
         self, planes: tuple[torch.Tensor, ...], *, pinned: bool
     ) -> tuple[torch.Tensor, ...]:
-        """The planes, registered with CUDA if they shall be pinned, until the pool is gone."""
+        """Return the planes, registered with CUDA for the pool's lifetime if pinned."""
         if pinned:
             end = weakref.finalize(self, unpin, pin(planes))
-            end.atexit = False  # CUDA may be gone by then, and the process gives all back
+            end.atexit = False  # CUDA may be gone by then, and the exit releases all memory
             self._unpin = end
         return planes
 
@@ -139,19 +139,19 @@ class Pool(SlotNumbers):
         spare: int = 0,
         apart: bool = False,
     ) -> Self:
-        """Allocate the memory that a tier asks for, its budget given in blocks or in bytes.
+        """Allocate the memory of a tier, with its budget in blocks or in bytes.
 
         Args:
-            model: the shape whose KV is kept.
+            model: the shape of the model.
             tier: its budget, layout and form of slots.
             block_tokens: tokens of a block.
             device: device of the memory.
             pinned: whether host memory is locked for copies by a GPU.
             spare: blocks of memory beyond the tier's budget.
-            apart: whether the groups of the model's layers are kept apart.
+            apart: whether the model's layer groups are separate.
 
         Raises:
-            ConfigError: as of the class, or a budget that holds no block or page.
+            ConfigError: as for the class, or a budget smaller than a block or page.
         """
         try:
             groups = GroupSlots.of_tier(model, tier, block_tokens, apart=apart)
@@ -188,19 +188,19 @@ class Pool(SlotNumbers):
 
     @property
     def planes(self) -> tuple[torch.Tensor, ...]:
-        """The bytes, uint8 `(units, bytes per unit)`: one tensor, or K's and V's where split.
+        """The bytes, uint8 `(units, bytes per unit)`: a joined tensor, or separate for K and V.
 
         Raises:
-            ClosedError: the pool is closed, as of all that reads or writes memory.
+            ClosedError: the pool is closed. Any access to the memory raises it.
         """
         if self._planes is None:
             raise ClosedError(f"the pool of {self.blocks} blocks is closed: open another")
         return self._planes
 
     def close(self) -> None:
-        """Give the memory back, once no view of it is left. Closing twice does nothing.
+        """Release the memory after its last view is gone. Closing twice does nothing.
 
-        No copy may be under way: close the executor first.
+        No copy may be in flight: close the executor first.
         """
         if self._rest is not None:
             self._rest.close()
@@ -221,7 +221,7 @@ class Pool(SlotNumbers):
 
     @cached_property
     def _tokens(self) -> tuple[TokenRows, TokenRows]:
-        """K and V."""
+        """Rows of K and V."""
         return TokenRows.both(self.slots, self.planes)
 
     @property
@@ -229,16 +229,16 @@ class Pool(SlotNumbers):
         """K of every token, `(rows, kv_heads, head_dim)` in the model's dtype: a view of `planes`.
 
         Raises:
-            ConfigError: a quantised pool, which holds codes; `pages` reads them.
+            ConfigError: the pool is quantised and holds codes. Read them by `pages`.
         """
         return self._tokens[0].all
 
     @property
     def values(self) -> torch.Tensor:
-        """V as rows, `(rows, kv_heads, v_head_dim)`; the same memory as `keys` when joined.
+        """V as rows, `(rows, kv_heads, v_head_dim)`, in the same memory as `keys` when joined.
 
         Raises:
-            ConfigError: as `keys`.
+            ConfigError: as for `keys`.
         """
         return self._tokens[1].all
 
@@ -264,12 +264,12 @@ class Pool(SlotNumbers):
         offsets: torch.Tensor,
         out: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copy out K and V of single tokens.
+        """Copy K and V of single tokens out of the pool.
 
         Args:
-            units: int64 `(n,)`, the unit of each token at the wanted layer.
+            units: int64 `(n,)`, the unit of each token at the requested layer.
             offsets: int64 `(n,)`, the token's place in its block.
-            out: K and V to copy to, contiguous; new ones by default.
+            out: contiguous K and V to copy to, by default new tensors.
 
         Returns:
             K `(n, kv_heads, head_dim)` and V `(n, kv_heads, v_head_dim)`, bit for bit.
@@ -285,7 +285,7 @@ class Pool(SlotNumbers):
         """Write K and V of single tokens.
 
         Args:
-            units: int64 `(n,)`, the unit of each token at the wanted layer.
+            units: int64 `(n,)`, the unit of each token at the requested layer.
             offsets: int64 `(n,)`, the token's place in its block.
             keys: K `(n, kv_heads, head_dim)` in the model's dtype.
             values: V `(n, kv_heads, v_head_dim)` in the model's dtype.
@@ -295,18 +295,18 @@ class Pool(SlotNumbers):
         value_rows.write(units, offsets, values)
 
     def view(self, unit: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return K and V of one unit, `(block_tokens, kv_heads, dim)` each, without a copy."""
+        """Return K and V of a unit, `(block_tokens, kv_heads, dim)` each, without a copy."""
         keys, values = self._tokens
         return keys.view(unit), values.view(unit)
 
     def block(self, slot: int) -> torch.Tensor:
-        """Return the block or state at a slot, uint8 `(bytes,)`, as `layer_bytes`."""
+        """Return the block or state at a slot, uint8 `(bytes,)`, as in `layer_bytes`."""
         return self.layer_bytes(slot, (0, self.layers)).view(-1)
 
     def layer_bytes(self, slot: int, layers: tuple[int, int]) -> torch.Tensor:
-        """Return some layers of the block at a slot, uint8 `(layers, bytes of one layer)`.
+        """Return a range of layers of the block at a slot, uint8 `(layers, bytes of one layer)`.
 
-        It is the pool's memory, or a copy of K's and V's side by side where these are two planes.
+        It is a view of the pool, or a copy of concatenated K and V if they are in two planes.
         """
         units = self.units(slot, *layers)
         if not self.slots.even:
@@ -318,17 +318,18 @@ class Pool(SlotNumbers):
     def copy_from(
         self, source: Pool, source_units: NDArray[np.int64], units: NDArray[np.int64]
     ) -> None:
-        """Copy whole units from another pool (or this one); on a GPU without waiting.
+        """Copy whole units from another pool (or this pool), without waiting on a GPU.
 
-        Numbers in another format are converted.
+        A different number format is converted.
 
         Args:
-            source: the other pool.
-            source_units: int64 `(n,)`, units of that pool.
-            units: int64 `(n,)`, units of this one, in the same order.
+            source: the pool to read.
+            source_units: int64 `(n,)`, units of the source.
+            units: int64 `(n,)`, units of this pool, in the same order.
 
         Raises:
-            ConfigError: pools of different groups, or whose layouts differ in more than the format.
+            ConfigError: the pools have different groups, or layouts with more differences than the
+                number format.
         """
         if source.slots.group != self.slots.group:
             raise ConfigError("bytes of a group of layers go to a pool of the same group")
@@ -342,18 +343,18 @@ class Pool(SlotNumbers):
     def copy_into(
         self, units: NDArray[np.int64], target: Pool, target_units: NDArray[np.int64]
     ) -> None:
-        """Copy whole units into a pool of the same layout, as they are; see `copy_from`.
+        """Copy whole units into a pool of the same layout without conversion, see `copy_from`.
 
         Args:
             units: int64 `(n,)`, units of this pool.
-            target: the other pool.
-            target_units: int64 `(n,)`, units of that pool, in the same order.
+            target: the pool to write.
+            target_units: int64 `(n,)`, units of the target, in the same order.
         """
         if self.slots.even and target.slots.even:
             for plane, other in zip(self.planes, target.planes, strict=True):
                 copy_rows(plane, units, other, target_units)
             return
-        # Pages of a tier in another format have another size, and so have rows.
+        # In a tier with a different format, pages have a different size, and so have rows.
         wide = math.gcd(self.slots.wide, target.slots.wide)
         mine, theirs = (pool.planes[0].view(-1, wide) for pool in (self, target))
         copy_rows(mine, self.slots.rows(units, wide), theirs, target.slots.rows(target_units, wide))
@@ -361,12 +362,12 @@ class Pool(SlotNumbers):
     def convert_into(
         self, units: NDArray[np.int64], target: Pool, target_units: NDArray[np.int64]
     ) -> None:
-        """Copy whole units into a pool of another format; see `copy_from`.
+        """Copy whole units into a pool with a different format, see `copy_from`.
 
         Args:
             units: int64 `(n,)`, units of this pool.
-            target: the other pool.
-            target_units: int64 `(n,)`, units of that pool, in the same order.
+            target: the pool to write.
+            target_units: int64 `(n,)`, units of the target, in the same order.
         """
         if self.slots.group is None:
             conversion.convert(self, units, target, target_units)

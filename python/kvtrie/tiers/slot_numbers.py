@@ -1,9 +1,10 @@
-"""SlotNumbers: slots of memory, the units in them, and spare blocks that no slot has.
+"""SlotNumbers: slots of memory, their units, and spare blocks outside the slots.
 
-A *unit* is one layer of one block. A slot that holds whole blocks is `layers` consecutive units;
-with layer slots each unit is a separate slot. Spare blocks take what comes layer by layer, and
-`adopt` makes them those of a slot.
-Invariant: slots and spare blocks never share units. Cost: `adopt` exchanges two numbers.
+A *unit* is a layer of a block. A slot of a whole block consists of `layers` consecutive units. With
+layer slots each unit is a separate slot. Spare blocks receive bytes layer by layer, and `adopt`
+assigns them to a slot.
+Invariant: slots and spare blocks never share units.
+Cost: `adopt` exchanges two numbers.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ class SlotNumbers(ABC):
     """The numbers of slots and units of some memory.
 
     Args:
-        slots: the slots, and where their units are.
-        layer_slots: whether a slot is one layer of a block.
-        spare: blocks of memory beyond those of the slots.
+        slots: the slots with the places of their units.
+        layer_slots: whether a slot is a single layer of a block.
+        spare: blocks of memory beyond the slots.
 
     Attributes:
-        slots: the slots, and where their units are.
+        slots: the slots with the places of their units.
         block_format: format of the bytes.
         layout: layout of a unit.
         state: whether a slot is a state instead of KV.
         layers: units of a block.
-        blocks: blocks that the slots hold.
+        blocks: number of blocks in the slots.
         block_tokens: tokens of a block.
-        layer_slots: whether a slot is one layer of a block instead of the whole block.
-        spare: blocks of memory beyond those of the slots.
+        layer_slots: whether a slot is a single layer of a block instead of the whole block.
+        spare: blocks of memory beyond the slots.
 
     Raises:
-        ConfigError: spare blocks where a slot is one layer, or fewer than none.
+        ConfigError: spare blocks with layer slots, or a negative number of spare blocks.
     """
 
     def __init__(self, slots: GroupSlots, *, layer_slots: bool, spare: int) -> None:
@@ -60,7 +61,7 @@ class SlotNumbers(ABC):
         self.state = self.layout.opaque == STATE
         self.blocks, self.block_tokens = slots.blocks, self.block_format.block_tokens
         self.layer_slots, self.spare = layer_slots, spare
-        # Place of each slot's block, in blocks; None if no slot can move.
+        # Place of each slot's block, in blocks, or None if slots are fixed.
         self._place = np.arange(self.blocks, dtype=np.int64) if spare else None
         self._free = list(range(self.blocks + spare - 1, self.blocks - 1, -1))
 
@@ -71,22 +72,22 @@ class SlotNumbers(ABC):
 
     @property
     def unit_bytes(self) -> int:
-        """Bytes of one layer of a block, or of the state of one layer."""
+        """Bytes of a layer of a block, or of the state of a layer."""
         return self.slots.unit_bytes
 
     def units(self, slot: int, layer_lo: int, layer_hi: int) -> NDArray[np.int64]:
-        """Return the units of some layers of the block, or of the one layer, at a slot.
+        """Return the units of a range of layers of the block, or of the layer, at a slot.
 
         Args:
             slot: the slot.
             layer_lo: first layer.
-            layer_hi: the last layer plus 1.
+            layer_hi: end of the range.
 
         Returns:
             int64 `(layer_hi - layer_lo,)`.
 
         Raises:
-            ConfigError: more than one layer asked of a layer slot, or a slot beyond the pool.
+            ConfigError: more than a single layer of a layer slot, or a slot beyond the pool.
         """
         if self.layer_slots:
             if layer_hi - layer_lo != 1:
@@ -101,7 +102,7 @@ class SlotNumbers(ABC):
         return np.arange(first, first + count, dtype=np.int64)
 
     def layer_units(self, slots: NDArray[np.int64], layer: int) -> NDArray[np.int64]:
-        """Return the units of one layer of many blocks; of layer slots, the slots themselves.
+        """Return the units of a layer of many blocks, or layer slots unchanged.
 
         Args:
             slots: int64 `(n,)`.
@@ -111,7 +112,7 @@ class SlotNumbers(ABC):
             int64 `(n,)`.
 
         Raises:
-            ConfigError: a slot or a layer beyond the pool.
+            ConfigError: a slot or a layer is beyond the pool.
         """
         most = self.blocks * (self.layers if self.layer_slots else 1)
         if len(slots) and not 0 <= slots.min() <= slots.max() < most:
@@ -123,13 +124,13 @@ class SlotNumbers(ABC):
         return (slots if self._place is None else self._place[slots]) * self.layers + layer
 
     def set_aside(self, blocks: int) -> list[int]:
-        """Take spare blocks: all of them, or none.
+        """Take spare blocks, all or none.
 
         Returns:
             Their numbers, for `spare_units`, `adopt` and `put_back`.
 
         Raises:
-            NoSpaceError: fewer are spare.
+            NoSpaceError: the pool has fewer spare blocks.
         """
         if blocks > len(self._free):
             used = self.spare - len(self._free)
@@ -149,23 +150,23 @@ class SlotNumbers(ABC):
 
     @property
     def staged_bytes(self) -> int:
-        """Bytes of the spare blocks that are set aside."""
+        """Bytes of the spare blocks in use."""
         return (self.spare - len(self._free)) * self.layers * self.unit_bytes
 
     def put_back(self, spares: Iterable[int]) -> None:
-        """Give spare blocks back that `set_aside` gave."""
+        """Return spare blocks taken by `set_aside`."""
         self._free.extend(spares)
 
     def spare_units(self, spares: Sequence[int]) -> NDArray[np.int64]:
-        """Return the units of the first layer of spare blocks, int64 `(n,)`; the others follow."""
+        """Return the first unit of each spare block, int64 `(n,)`. The next units follow it."""
         return np.asarray(spares, dtype=np.int64) * self.layers
 
     def adopt(self, slots: NDArray[np.integer], spares: NDArray[np.int64]) -> None:
-        """Make the bytes of spare blocks those of slots; the slots' former memory is spare then.
+        """Assign spare blocks to slots. The slots' previous memory becomes spare.
 
         Args:
             slots: `(n,)`.
-            spares: int64 `(n,)`, as `set_aside` gave them.
+            spares: int64 `(n,)`, taken by `set_aside`.
 
         Raises:
             ConfigError: the pool has no spare blocks.
@@ -177,10 +178,10 @@ class SlotNumbers(ABC):
         self._free.extend(had)
 
     def arrange(self, places: Iterable[int]) -> None:
-        """Give slots to the blocks in spare places, as far as there are slots without a block.
+        """Assign blocks in spare places to slots without a block, as far as available.
 
         Args:
-            places: those with a block.
+            places: the places with a block.
         """
         if self._place is None:
             return
@@ -194,7 +195,7 @@ class SlotNumbers(ABC):
                 self._free[at], self._place[slot] = int(self._place[slot]), spare
 
     def slot_of_place(self) -> NDArray[np.int64]:
-        """Return the slot of each place, int64 `(blocks + spare,)`; below 0 for spare ones."""
+        """Return the slot of each place, int64 `(blocks + spare,)`, negative for spare places."""
         slots = np.full(self.blocks + self.spare, -1, dtype=np.int64)
         slots[self._place if self._place is not None else slice(None)] = np.arange(self.blocks)
         return slots
@@ -203,11 +204,11 @@ class SlotNumbers(ABC):
         """Return the units of a block table, int64 `(layers, blocks)` on the pool's device.
 
         Args:
-            slots: uint32 `(blocks,)`, or `(layers, blocks)` where the pool has layer slots.
+            slots: uint32 `(blocks,)`, or `(layers, blocks)` for a pool with layer slots.
         """
         places = slots.astype(np.int64)
         if self._place is not None:
-            # A block that is not on this tier has no place: it keeps a number beyond all of them.
+            # A block not on this tier has no place and keeps a number beyond all places.
             places = self._place[np.minimum(places, self.blocks - 1)]
             places[slots >= self.blocks] = slots[slots >= self.blocks]
         table = torch.from_numpy(places).to(self.device)  # type: ignore[no-untyped-call]

@@ -1,7 +1,8 @@
 """TokenRows: K or V of single tokens in the memory of a pool.
 
-Tokens are rows of the memory, or of its pages where a unit does not start at a row. Invariant: rows
-are views of the memory. Cost: one call per read or write.
+Tokens are rows of the memory, or of its pages if units do not start at rows.
+Invariant: rows are views of the memory.
+Cost: a call per read or write.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ class TokenRows:
     """K or V of all tokens.
 
     Attributes:
-        slots: where units are.
-        numbers: the memory: `(rows, heads, dim)`, or where a unit does not start at a row `(pages,
+        slots: the slots with the places of their units.
+        numbers: the memory as `(rows, heads, dim)`, or, if units do not start at rows, as `(pages,
             slots of a page, layers, block_tokens, heads, dim)`.
-        step: rows from unit to unit; 0 where a unit does not start at a row.
+        step: rows per unit, or 0 if units do not start at rows.
         first: rows of a unit before its first token.
     """
 
@@ -44,11 +45,11 @@ class TokenRows:
         """Return K and V of a pool.
 
         Args:
-            slots: where units are.
-            planes: the bytes, uint8 `(rows, bytes)`: one tensor, or K's and V's where split.
+            slots: the slots with the places of their units.
+            planes: the bytes, uint8 `(rows, bytes)`: a joined tensor, or separate for K and V.
 
         Raises:
-            ConfigError: numbers that are not those of the model, or only known to an engine.
+            ConfigError: the number format is not the model's, or only known to an engine.
         """
         fmt, layout = slots.block_format, slots.block_format.layout
         if layout.opaque:
@@ -58,7 +59,7 @@ class TokenRows:
                 f"the pool holds codes of {layout.dtype} with scales by {layout.scales!r}, and no "
                 "rows of tokens: read it through `pages`, or int4 by a copy"
             )
-        # A group keeps a latent row once, and V has no numbers there.
+        # A group keeps a latent row once, without numbers for V.
         v_dim = 0 if layout.latent and slots.group is not None else fmt.v_head_dim
         before = 0 if layout.latent or len(planes) > 1 else fmt.block_tokens * fmt.head_dim
         keys = cls._of(slots, planes[0], fmt.head_dim, 0)
@@ -66,7 +67,7 @@ class TokenRows:
 
     @classmethod
     def _of(cls, slots: GroupSlots, plane: torch.Tensor, dim: int, before: int) -> Self:
-        """Tokens with `dim` numbers per head, after as many as `before` per head of their unit."""
+        """Return tokens with `dim` numbers per head, preceded by `before` numbers in their unit."""
         fmt = slots.block_format
         row, before = fmt.heads * dim, fmt.heads * before
         numbers = plane.view(-1).view(getattr(torch, fmt.layout.dtype))
@@ -91,21 +92,21 @@ class TokenRows:
     def read(
         self, units: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor | None
     ) -> torch.Tensor:
-        """Copy out tokens, `(n, heads, dim)`; see `Pool.gather`."""
+        """Copy tokens out, `(n, heads, dim)`, see `Pool.gather`."""
         if self.step:
             return torch.index_select(self.numbers, 0, self._rows(units, offsets), out=out)
         found = self.numbers[(*self._places(units), offsets)]
         return found if out is None else out.copy_(found)
 
     def write(self, units: torch.Tensor, offsets: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Write tokens, `(n, heads, dim)`; see `Pool.scatter`."""
+        """Write tokens, `(n, heads, dim)`, see `Pool.scatter`."""
         if self.step:
             self.numbers.index_copy_(0, self._rows(units, offsets), tokens)
         else:
             self.numbers[(*self._places(units), offsets)] = tokens
 
     def view(self, unit: int) -> torch.Tensor:
-        """Return the tokens of one unit, `(block_tokens, heads, dim)`, without a copy."""
+        """Return the tokens of a unit, `(block_tokens, heads, dim)`, without a copy."""
         if not self.step:
             return self.numbers[self._places(unit)]
         first = unit * self.step + self.first
@@ -116,7 +117,7 @@ class TokenRows:
         return rows + self.first if self.first else rows
 
     def _places(self, units: Any) -> tuple[Any, Any, Any]:  # noqa: ANN401 - a number or a tensor
-        """Page, slot in the page and layer of units."""
+        """Return page, slot in the page and layer of units."""
         layers, per_page = self.slots.block_format.layers, self.slots.per_page
         slots = units // layers
         return slots // per_page, slots % per_page, units % layers

@@ -1,4 +1,4 @@
-"""Carrying out what the manager decided: moves become copied bytes, and copies become completions.
+"""Executes the manager's moves: copies the bytes and reports the completions.
 
 ```text
 executor --> runner --> ledger --> schedule --> queue, budget      which job runs next
@@ -6,11 +6,11 @@ executor --> runner --> ledger --> schedule --> queue, budget      which job run
    |           +--> carry --> job --> layer_copies, job_state      what a thread does
    |           +--> outbox --> report
    +--> claims, feedback, used_blocks, deadline_call, prefetch --> store_question
-layerwise --> layer_loads, layer_stores --> stream, connector      copies beside a pass
+layerwise --> layer_loads, layer_stores --> stream, connector      copies during a pass
 dispatch: one manager over several ranks      timed_copies: for profiles
 ```
 
-Nothing here chooses a slot, a victim or an order; it only obeys, and reports.
+The manager chooses slots, victims and order. This package only executes and reports.
 """
 
 from kvtrie.transfer.dispatch import Dispatch

@@ -1,7 +1,7 @@
-"""Addresses of moves, compared with the pools of a process before any byte is touched.
+"""Check the addresses of moves against the pools of a process before a byte is touched.
 
-A move that crossed a process may name a tier that this process does not hold, or a slot that its
-pool does not have. Cost: a few array operations per batch and tier.
+A move from another process may name a missing tier or a slot out of range.
+Cost: a few array operations per batch and tier.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["misaddressed"]
 def misaddressed(moves: Moves, pools: Sequence[TierBytes | None]) -> dict[int, str]:
     """Return the rows of `moves` that these pools cannot serve, with the reason.
 
-    A storage keeps its own count of slots and raises when it is read or written.
+    Storages are not checked: they raise on a read or write out of range.
     """
     why: dict[int, str] = {}
     sides = ((moves.src, moves.src_slot), (moves.dst, moves.dst_slot))
@@ -52,7 +52,7 @@ def misaddressed(moves: Moves, pools: Sequence[TierBytes | None]) -> dict[int, s
 def _outside(
     moves: Moves, rows: NDArray[np.int64], slots: NDArray[np.uint32], tier: int, pool: Pool
 ) -> dict[int, str]:
-    """Return the rows of a tier whose slots or layers its pool does not have."""
+    """Return the rows of a tier with slots or layers out of range for its pool."""
     why: dict[int, str] = {}
     room = pool.blocks * (pool.layers if pool.layer_slots else 1)
     for row in rows[slots[rows] >= room].tolist():

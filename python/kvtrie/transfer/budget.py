@@ -1,8 +1,8 @@
-"""Budget: how many bytes per second background copies may take from each tier (`Tier.io_budget`).
+"""Budget: limits background copies to bytes per second and tier (`Tier.io_budget`).
 
-A copy may start when those before it would have ended at the budgeted rate, so one that is larger
-than a second's worth still starts, and what follows it waits the longer.
-Invariant: over any time, what has started exceeds the budget by one copy at most.
+A copy may start when the earlier copies would have ended at the budgeted rate. A copy of more
+than a second's worth of bytes still starts, and delays the next copies.
+Invariant: over any time, the started bytes exceed the budget by at most one copy.
 Cost: a few comparisons per copy.
 """
 
@@ -22,10 +22,10 @@ _NS = 1_000_000_000
 
 
 class Budget:
-    """The rates of a manager's tiers, and from when on each may be used again.
+    """The rate of each tier, and the time from which each tier may be used again.
 
     Args:
-        tiers: the manager's.
+        tiers: the manager's tiers.
     """
 
     def __init__(self, tiers: Sequence[Tier]) -> None:
@@ -38,7 +38,7 @@ class Budget:
         return any(self._rates)
 
     def free_at(self, job: Job) -> int:
-        """From when on a background job may start, in nanoseconds; a demanded one always may."""
+        """Return the earliest start of a job in nanoseconds, or 0 for a demanded job."""
         if not self.limited or job.urgency == 0:
             return 0
         return max(self._free[tier] for tier in job.tiers)

@@ -1,7 +1,8 @@
-"""Jobs of a runner, carried out by one of its threads: alone, or several in one call of a storage.
+"""Execute jobs on a thread of the runner, singly or batched into a storage call.
 
-Whatever a tier raises fails the moves of its job, and is reported. Invariant: a job that is given
-here is ended here. Cost: that of the copies; a stream of a GPU is awaited once per report.
+An exception of a tier fails the moves of the job and is reported.
+Invariant: every job passed to `carry_out` is ended by it.
+Cost: the copies, and a stream synchronization per progress report on a GPU.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ __all__ = ["carry_out"]
 def carry_out(
     ledger: Ledger, jobs: Sequence[Job], stream: torch.cuda.Stream | None, layers_per_report: int
 ) -> None:
-    """Copy what jobs say, and end them.
+    """Copy the bytes of running jobs and end the jobs.
 
     Args:
-        ledger: has begun the jobs, and takes their ends.
-        jobs: one, or several that go in one call of their storage.
+        ledger: the ledger of the jobs.
+        jobs: a job, or several jobs for a single call of their storage.
         stream: the thread's copy stream on a GPU.
-        layers_per_report: layers that are copied between two reports of progress.
+        layers_per_report: layers copied between two progress reports.
     """
     job = jobs[0]
     storage = job.target if job.store else job.source
@@ -51,7 +52,7 @@ def carry_out(
                     stream.synchronize()
                 if done < job.layers[1] - job.layers[0]:
                     ledger.advance(job, done)
-    except BaseException as caught:  # noqa: BLE001 - whatever a tier raises fails its moves
+    except BaseException as caught:  # noqa: BLE001 - any error of a tier fails the moves
         ledger.end(job, f"{type(caught).__name__}: {caught}")
     else:
         ledger.end(job)
@@ -66,17 +67,17 @@ def _carry_out_together(ledger: Ledger, jobs: Sequence[Job]) -> None:
     jobs = [job for job in jobs if not job.over]
     try:
         errors = run_together(jobs, _deadline(ledger, jobs[0])) if jobs else []
-    except BaseException as caught:  # noqa: BLE001 - whatever a tier raises fails its moves
+    except BaseException as caught:  # noqa: BLE001 - any error of a tier fails the moves
         errors, kind = [str(caught)] * len(jobs), type(caught).__name__
     for job, why in zip(jobs, errors, strict=True):
         ledger.end(job, None if why is None else f"{kind}: {why}")
 
 
 def _reads(ledger: Ledger, job: Job) -> bool:
-    """Copy the source of an admitted job where its slot may get another holder.
+    """Copy the source of an admitted job if its slot may be reused before the job ends.
 
     Returns:
-        Whether there is anything left to do: a move is, and none was reported failed so far.
+        Whether the job still has moves and has not passed its deadline.
     """
     if not len(job.ids):
         return False
@@ -86,7 +87,7 @@ def _reads(ledger: Ledger, job: Job) -> bool:
 
 
 def _deadline(ledger: Ledger, job: Job) -> int | None:
-    """When a running job is past its deadline, in nanoseconds of the monotonic clock."""
+    """Return the deadline of a running job in nanoseconds of `time.monotonic_ns`."""
     if ledger.deadline_ns is None:
         return None
     return time.monotonic_ns() + job.started_ns + ledger.deadline_ns - ledger.clock()

@@ -1,9 +1,9 @@
-"""Claims: the loads that a layer-wise engine carries out itself, layer by layer.
+"""Claims: loads executed by a layer-wise engine, layer by layer.
 
-Their jobs wait in the runner's queue for their turn like any, but no thread of the runner takes
-them: the engine does, by name. A claim ends with its lease; its jobs are then the threads'.
-Invariant: a claimed job is begun once and ended once. Cost: per layer and job two short calls under
-the runner's lock.
+Claimed jobs wait in the runner's queue like all jobs, but only the engine starts them, by name. A
+claim ends with its lease, and the runner's threads then take the remaining jobs.
+Invariant: a claimed job begins once and ends once.
+Cost: two short calls under the runner's lock per layer and job.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ __all__ = ["Claims"]
 
 
 class Claims:
-    """Claimed loads by lease, over one manager and its runner.
+    """Claimed loads by lease, over a manager and its runner.
 
     Args:
-        manager: the manager that has the leases.
-        runner: its runner, whose queue and running jobs include the claimed ones.
-        feedback: takes the times of their layers.
+        manager: the manager of the leases.
+        runner: its runner, whose queue and running jobs include the claimed jobs.
+        feedback: receives the times of the claimed layers.
     """
 
     def __init__(self, manager: BlockManager, runner: Runner, feedback: Feedback) -> None:
         ledger = runner.ledger
         self._manager = manager
-        self._runner = runner  # its threads live as long as an engine has loads of it
+        self._runner = runner  # keeps the threads alive while an engine has loads
         self._ledger = ledger
         self._section = ledger.section
         self._schedule = ledger.schedule
@@ -45,10 +45,10 @@ class Claims:
         self._feedback = feedback
 
     def acquire(self, action: Callable[[], Lease]) -> Lease:
-        """Make a lease whose loads are claimed.
+        """Create a lease with claimed loads.
 
         Args:
-            action: acquires or resumes it.
+            action: acquires or resumes the lease.
         """
         lease: Lease | None = None
         try:
@@ -64,12 +64,12 @@ class Claims:
             raise
 
     def claimable(self, lease: int) -> bool:
-        """Return whether `claim` has any job to give."""
+        """Return whether `claim` has any job for a lease."""
         with self._section.lock:
             return bool(self._ledger.claimed.get(lease))
 
     def claim(self, lease: int) -> list[Job]:
-        """Return the loads of a claimed lease that have been handed out since the last call."""
+        """Return the loads of a claimed lease issued since the last call."""
         with self._section:
             self._ledger.take()
             jobs = self._ledger.claimed.get(lease, [])
@@ -78,10 +78,10 @@ class Claims:
             return jobs
 
     def alone(self, lease: Lease) -> bool:
-        """Return whether a lease awaits its claimed loads alone, and each can start without others.
+        """Return whether a lease awaits only its claimed loads, none blocked by foreign moves.
 
         Args:
-            lease: made by `acquire`, whose loads `claim` has not given.
+            lease: a lease made by `acquire`, before its first `claim`.
         """
         with self._section:
             self._ledger.take()
@@ -93,10 +93,10 @@ class Claims:
             )
 
     def ready(self, lease: Lease) -> bool:
-        """From within the section: return whether a lease is ready.
+        """Return whether a lease is ready. Call it in the section.
 
-        Claimed loads that it awaits and that no engine has taken go to the runner's threads: the
-        pass of the lease that claimed them may never come.
+        Awaited claims of every lease are handed to the runner's threads if no engine has taken
+        them, because the pass of the claiming lease may never run.
         """
         if lease.ready():
             return True
@@ -108,20 +108,20 @@ class Claims:
         return False
 
     def disclaim(self, lease: int) -> None:
-        """Leave the loads of a lease that were not begun to the runner's threads."""
+        """Hand the waiting loads of a lease to the runner's threads."""
         with self._section:
             for job in self._ledger.claimed.pop(lease, ()):
                 self._schedule.queue.hand_over(job)
             self._section.notify_all()
 
     def disclaim_all(self) -> None:
-        """Leave all loads that were not begun to the runner's threads."""
+        """Hand all waiting claimed loads to the runner's threads."""
         with self._section:
             for lease in list(self._ledger.claimed):
                 self.disclaim(lease)
 
     def sweep(self) -> None:
-        """From within the section: disclaim the loads of leases that were released."""
+        """Disclaim the loads of released leases. Call it in the section."""
         for lease in [lease for lease, jobs in self._ledger.claimed.items() if jobs]:
             try:
                 self._manager.lease(lease)
@@ -129,7 +129,7 @@ class Claims:
                 self.disclaim(lease)
 
     def leases_of(self, ids: Collection[int]) -> set[int]:
-        """Return the leases that have claimed any of these moves."""
+        """Return the leases with a claim on any of these moves."""
         with self._section.lock:
             wanted = set(ids)
             running = (job for job in self._schedule.running if job.lease)
@@ -138,15 +138,16 @@ class Claims:
             return {job.lease for job in jobs if job.lease}
 
     def startable(self, job: Job) -> bool:
-        """Return whether `begin` would not block."""
+        """Return whether `begin` would return without blocking."""
         with self._section.lock:
             return job.state is not JobState.WAITING or self._schedule.queue.free(job)
 
     def begin(self, job: Job) -> bool:
-        """Block until a claimed job may start; False if it never will.
+        """Block until a claimed job may start, and return False if the job was lost.
 
         Raises:
-            TransferError: the runner is closed, or the move that the job waits for hangs.
+            TransferError: the runner is closed, the job waits for a hung move, or the target
+                refuses a block.
         """
         free = self._schedule.queue.free
         self.until(
@@ -158,7 +159,7 @@ class Claims:
             self._schedule.queue.take(job)
             self._schedule.running.append(job)
             job.go(JobState.IDLE)
-        # What a kept source has is proved when its first layer is copied.
+        # Blocks of a kept source are verified at the copy of their first layer.
         if failed := job.mark():
             error = f"{TransferError.__name__}: {next(iter(failed.values()))}"
             self.end(job, error)
@@ -166,34 +167,34 @@ class Claims:
         return True
 
     def prove(self, job: Job) -> list[str]:
-        """Prove what a kept source of a begun job has; fail the moves of damaged blocks.
+        """Verify the blocks of a kept source for a running job, and fail moves of damaged blocks.
 
         Returns:
-            Why moves have failed.
+            The reason of each failed move.
         """
         return self._ledger.fail(job, job.prove())
 
     def copying(self, job: Job) -> None:
-        """Start the deadline of a claimed job, which begins to copy a layer."""
+        """Start the deadline of a claimed job at the copy of a layer."""
         with self._section.lock:
             job.started_ns = self._clock()
-            # A job whose `after` is a read of the same pass copies right after that read, while the
-            # queue still counts it as waiting.
+            # A job depending on a read of the same pass copies right after the read, while the
+            # queue still counts the job as waiting.
             if job.state is JobState.IDLE:
                 job.go(JobState.COPYING)
             self._feedback.began(job, job.started_ns)
 
     def copied(self, job: Job, brought: int, layer: int, *, handed: bool = False) -> None:
-        """Stop the deadline of a claimed job, whose layer is copied or has failed.
+        """Stop the deadline of a claimed job after a layer was copied or has failed.
 
         Args:
             job: the job.
-            brought: bytes that have come; 0 if that failed.
-            layer: its layers below this one are there, which other leases may wait for.
-            handed: the bytes were only handed to a GPU, and `took` reports the time later.
+            brought: bytes copied, or 0 if the copy failed.
+            layer: number of leading layers now present, for other leases waiting on this job.
+            handed: the copy was only enqueued on a GPU, and `took` reports its time later.
         """
         with self._section.lock:
-            # One past its deadline stays so; one that failed has ended.
+            # A late job stays late, and a failed job has already ended.
             if job.state is JobState.COPYING:
                 job.go(JobState.IDLE)
             came = 0 if handed else brought
@@ -203,7 +204,7 @@ class Claims:
             self._section.notify_all()
 
     def took(self, job: Job, brought: int, ns: int) -> None:
-        """Note the nanoseconds in which a GPU has copied bytes of a job and of others like it."""
+        """Record the nanoseconds of a GPU copy shared by a job and similar jobs."""
         with self._section.lock:
             self._feedback.took(job, brought, ns)
 
@@ -214,25 +215,25 @@ class Claims:
             self._section.notify_all()
 
     def end(self, job: Job, error: str | None = None, *, cancelled: bool = False) -> None:
-        """Report a claimed job: ended well, failed, or given up."""
+        """Report the end of a claimed job: success, failure or cancellation."""
         self._ledger.end(job, error, cancelled=cancelled)
 
     def until(self, done: Callable[[], bool], stuck: str) -> None:
-        """Block until moves have brought something about; looks again when any gets further.
+        """Block until a condition holds, and check it again after each progress of a move.
 
         Raises:
-            TransferError: with the text `stuck`, if no move is left that could bring it about.
+            TransferError: with the text `stuck`, if no remaining move can make the condition true.
         """
         self._ledger.until(done, stuck, self.sweep)
 
     def tiers(self, lease: Lease) -> set[int]:
-        """Return the tiers that a lease has claimed loads from, which `claim` has not given."""
+        """Return the source tiers of a lease's claimed loads, before `claim` returns them."""
         with self._section:
             self._ledger.take()
             return {job.tiers[0] for job in self._ledger.claimed.get(lease.id, [])}
 
     def layer_there(self, ids: Collection[int], layer: int, order: LayerOrder) -> bool:
-        """Return whether each of these moves, of which none has ended, has brought this layer."""
+        """Return whether all of these unended moves have copied a layer."""
         with self._section.lock:
             left = set(ids)
             for job in self._schedule.running if left else ():
@@ -241,9 +242,9 @@ class Claims:
             return not left
 
     def stalled(self, ids: Collection[int]) -> bool:
-        """Return whether moves, of which none has ended, wait for claimed jobs alone.
+        """Return whether unended moves wait only for claimed jobs.
 
-        Some of them have not been handed out, and the runner's threads have nothing to do.
+        True if some of the moves were not issued yet and the runner's threads are idle.
         """
         with self._section.lock:
             busy = any(not job.lease for job in self._schedule.running)
@@ -251,6 +252,6 @@ class Claims:
             return not busy and len(self._schedule.unended(set(ids))) < len(ids)
 
     def quiet(self) -> bool:
-        """Return whether no load runs that a lease awaits."""
+        """Return whether no load awaited by a lease is running."""
         with self._section.lock:
             return not self._schedule.loading()

@@ -1,10 +1,11 @@
-"""Connector: copies of units between a lower tier's memory and the first.
+"""Connector: copies units between the first tier and the memory of a lower tier.
 
 `PagedConnector` copies directly between slots. `BufferedConnector` also gathers a layer's match in
-one contiguous buffer, in logical order. Fusion may change the buffer; the slots keep the stored KV.
-Invariant: staging memory is never exceeded.
-Cost: direct, one copy per run of neighbouring units; staged (`use_gpu`), the link moves whole
-pieces, and the first tier's memory is read or written by one gather or scatter per piece.
+a contiguous buffer, in logical order. Fusion may change the buffer, while the slots keep the
+stored KV.
+Invariant: staging memory never exceeds its limit.
+Cost: a direct copy makes a copy per run of adjacent units. A staged copy (`use_gpu`) sends whole
+pieces over the link, with a gather or scatter per piece on the first tier.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = ["BufferedConnector", "LayerBuffer", "PagedConnector"]
 
 
 class LayerBuffer(NamedTuple):
-    """One layer of a match in logical order; its holder may change it.
+    """A layer of a match in logical order. The holder may modify it.
 
     Attributes:
         keys: K `(tokens, kv_heads, head_dim)`.
@@ -40,7 +41,7 @@ class LayerBuffer(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both."""
+        """Bytes of K and V together."""
         return self.keys.nbytes + self.values.nbytes
 
 
@@ -49,11 +50,11 @@ class PagedConnector:
 
     Args:
         pool: the memory of the first tier.
-        use_gpu: copy through two buffers, one for loads and one for stores.
-        staging_bytes: the most that each of them takes.
+        use_gpu: copy through a staging buffer for loads and a staging buffer for stores.
+        staging_bytes: maximum size of each staging buffer.
 
     Raises:
-        NoSpaceError: with `use_gpu`, not even one unit fits.
+        NoSpaceError: with `use_gpu`, staging is smaller than a unit.
     """
 
     buffered = False
@@ -82,13 +83,15 @@ class PagedConnector:
         target: Pool,
         units: NDArray[np.int64],
     ) -> None:
-        """Copy units between the first tier's pool and another; a pool of another format directly.
+        """Copy units between the first tier's pool and a lower pool.
+
+        Pools of different formats are copied directly, without staging.
 
         Args:
             source: the pool to read.
-            source_units: int64 `(n,)`, its units.
+            source_units: int64 `(n,)`, units of the source.
             target: the pool to write.
-            units: int64 `(n,)`, the units to fill.
+            units: int64 `(n,)`, units of the target.
         """
         if not self.use_gpu or source.layout != target.layout:
             target.copy_from(source, source_units, units)
@@ -102,12 +105,12 @@ class PagedConnector:
                 self._down(target, units[piece], source_units[piece])
 
     def release(self) -> None:
-        """Free the staging buffers; the next layer that needs one allocates it."""
+        """Free the staging buffers. The next staged copy allocates them again."""
         self._load = self._store = ()
 
     @property
     def staged_bytes(self) -> int:
-        """Bytes of the staging buffers, which are allocated from the first use to `release`."""
+        """Bytes of the staging buffers, allocated from the first use until `release`."""
         return sum(part.nbytes for part in (*self._load, *self._store))
 
     def _staging(self) -> tuple[torch.Tensor, ...]:
@@ -136,11 +139,11 @@ class PagedConnector:
 
 
 class BufferedConnector(PagedConnector):
-    """A `PagedConnector` that also gathers each layer's match into a buffer for fusion.
+    """A `PagedConnector` with a contiguous buffer of each layer's match, for fusion.
 
     Attributes:
-        buffer_bytes_in_use: bytes of the buffers that `lay_out` returned and `take_back` has not
-            received.
+        buffer_bytes_in_use: bytes of the buffers returned by `lay_out` and not yet returned to
+            `take_back`.
     """
 
     buffered = True
@@ -156,15 +159,15 @@ class BufferedConnector(PagedConnector):
         return super().staged_bytes + self.buffer_bytes_in_use
 
     def buffer_bytes(self, tokens: int) -> int:
-        """Return the bytes of one layer's buffer."""
+        """Return the bytes of a layer's buffer."""
         rows = (self.pool.keys, self.pool.values)
         return sum(tokens * row.shape[1] * row.shape[2] * row.element_size() for row in rows)
 
     def layers_at_once(self, tokens: int) -> int:
-        """Return the number of layer buffers of a match that fit in staging at the same time.
+        """Return the number of layer buffers of a match that fit in staging together.
 
         Raises:
-            NoSpaceError: staging is smaller than one layer's buffer.
+            NoSpaceError: staging is smaller than a layer's buffer.
         """
         size = self.buffer_bytes(tokens)
         if size > self.staging_bytes:
@@ -179,7 +182,7 @@ class BufferedConnector(PagedConnector):
         return self.staging_bytes // size if size else self.pool.layers + 1
 
     def lay_out(self, units: torch.Tensor, tokens: int) -> LayerBuffer:
-        """Copy the first tokens of some units of one layer into a buffer, in logical order."""
+        """Copy the first tokens of a layer's units into a buffer, in logical order."""
         size, device = self.pool.block_tokens, self.pool.device
         at = torch.arange(tokens, device=device)
         buffer = LayerBuffer(*self.pool.gather(units[at // size], at % size))
@@ -187,5 +190,5 @@ class BufferedConnector(PagedConnector):
         return buffer
 
     def take_back(self, buffer: LayerBuffer) -> None:
-        """Stop counting the bytes of a buffer that is no longer used."""
+        """Stop counting the bytes of an unused buffer."""
         self.buffer_bytes_in_use -= buffer.nbytes

@@ -1,8 +1,8 @@
-"""CopyStream: a stream of a GPU for copies that the computing thread enqueues.
+"""CopyStream: a CUDA stream for copies enqueued by the computing thread.
 
-`Stream` has a thread that enqueues or makes its calls; here the caller enqueues, so that a step of
-an engine needs no thread switch. Without a GPU the caller makes the copies, and nothing waits.
-Invariant: copies run in the order of the calls, after the computation that `follow` has seen.
+`Stream` enqueues its calls on a separate thread. Here the caller enqueues, so an engine step needs
+no thread switch. Without a GPU the caller makes the copies, and nothing waits.
+Invariant: copies run in the order of the calls, after the computation enqueued before `follow`.
 Cost: an event per `follow` and `record`.
 """
 
@@ -20,7 +20,7 @@ __all__ = ["CopyStream"]
 
 
 class CopyStream:
-    """A stream for copies, between which and the caller's stream events order the work.
+    """A copy stream, ordered with the caller's stream by events.
 
     Args:
         device: where the computation runs.
@@ -35,16 +35,16 @@ class CopyStream:
         self.overlaps = self._cuda is not None
 
     def copying(self) -> AbstractContextManager[object]:
-        """Return a context whose copies run on this stream."""
+        """Return a context manager that runs copies on this stream."""
         return nullcontext() if self._cuda is None else torch.cuda.stream(self._cuda)
 
     def follow(self) -> None:
-        """Let copies from now on wait for what the caller's stream has been given so far."""
+        """Make later copies wait for the work enqueued on the caller's stream so far."""
         if self._cuda is not None:
             self._cuda.wait_stream(torch.cuda.current_stream(self._device))
 
     def record(self) -> torch.cuda.Event | None:
-        """Return the point of this stream after the copies so far; None without a GPU."""
+        """Return an event after the copies so far, or None without a GPU."""
         if self._cuda is None:
             return None
         event = torch.cuda.Event()
@@ -52,11 +52,11 @@ class CopyStream:
         return event
 
     def hold(self, event: torch.cuda.Event | None) -> None:
-        """Let the caller's stream wait for a point that `record` returned."""
+        """Make the caller's stream wait for an event returned by `record`."""
         if event is not None:
             torch.cuda.current_stream(self._device).wait_event(event)
 
     def synchronize(self) -> None:
-        """Block until the GPU has made the copies."""
+        """Block until the GPU has finished the copies."""
         if self._cuda is not None:
             self._cuda.synchronize()

@@ -1,7 +1,8 @@
-"""DeadlineCall: a call that may never return, made on a separate thread.
+"""DeadlineCall: runs a possibly hanging call on a separate thread.
 
-Invariant: the caller waits no longer than the deadline; a call that hangs keeps its thread
-until it returns, and nothing else. Cost: one thread per call.
+Invariant: the caller waits no longer than the deadline. A hung call occupies only its thread until
+it returns.
+Cost: a thread per call.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ _NS = 1_000_000_000
 
 
 class DeadlineCall:
-    """Starts a call at once.
+    """Start a call at once on a separate thread.
 
     Args:
-        call: the call; its result is dropped.
+        call: the call. Its result is dropped.
         clock: nanoseconds, monotone.
 
     Attributes:
-        started_ns: when it was started.
-        running: whether the call has not returned.
+        started_ns: start time.
+        running: whether the call is still running.
     """
 
     def __init__(self, call: Callable[[], object], clock: Callable[[], int]) -> None:
         self.started_ns = clock()
         self._call = call
         self._clock = clock
-        self._over = threading.Lock()  # an event breaks where Ctrl-C strikes within it
+        self._over = threading.Lock()  # an event breaks if Ctrl-C interrupts it
         self._over.acquire()
         self._error: BaseException | None = None
         self.running = True
@@ -45,11 +46,11 @@ class DeadlineCall:
 
     @property
     def seconds(self) -> float:
-        """How long ago it was started."""
+        """Seconds since the start."""
         return (self._clock() - self.started_ns) / _NS
 
     def wait(self, deadline_ns: int) -> bool:
-        """Wait until the call has returned or its deadline has passed; return whether it returned.
+        """Wait for the call up to its deadline and return whether the call has returned.
 
         Args:
             deadline_ns: nanoseconds from the start of the call.

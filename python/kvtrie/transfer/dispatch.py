@@ -1,9 +1,9 @@
-"""Dispatch: sends the moves of a manager to the ranks and returns the ranks' reports to it.
+"""Dispatch: sends a manager's moves to the ranks and returns the ranks' reports.
 
-It runs in the manager's process; each rank has a `Runner` in another process. No call blocks.
-Invariant: a move is handed out once, to all ranks, and only after the move that it names as `after`
-has succeeded on every rank; a cancelled move that the manager has not handed out yet is refused
-when it comes. Cost: array operations over the moves of a call, a step per move that waits.
+It runs in the manager's process. Each rank has a `Runner` in another process. No call blocks.
+Invariant: a move is handed out once, to all ranks, and only after its `after` has succeeded on
+every rank. A move cancelled before the manager issues it is refused when the manager issues it.
+Cost: array operations over the moves of a call, and a step per waiting move.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ __all__ = ["Dispatch"]
 
 
 class Dispatch:
-    """The moves of one manager that have not ended on every rank.
+    """The moves of a manager until their end on every rank.
 
     Args:
         manager: the source of the moves.
-        ranks: number of processes that carry out each move.
+        ranks: number of processes executing each move.
     """
 
     def __init__(self, manager: BlockManager, ranks: int = 1) -> None:
         self._manager = manager
         self._ranks = ranks
         self._all = (1 << ranks) - 1
-        self._waiting: dict[int, Moves] = {}  # one move each, in the manager's order
-        self._out: dict[int, int] = {}  # ranks that have not reported the end of each, a bit each
-        self._hung: set[tuple[int, int]] = set()  # moves and ranks, of which one more report comes
-        self._unwanted: set[int] = set()  # that the manager has not handed out yet
+        self._waiting: dict[int, Moves] = {}  # single moves, in the manager's order
+        self._out: dict[int, int] = {}  # by move, a bit per rank without a final report
+        self._hung: set[tuple[int, int]] = set()  # moves and ranks with a final report to come
+        self._unwanted: set[int] = set()  # cancelled before the manager issued them
 
     @property
     def pending(self) -> int:
-        """Moves that have not ended on every rank, those that hang included."""
+        """Number of moves unended on some rank, including hung moves."""
         hung = {ident for ident, _ in self._hung if ident not in self._out}
         return len(self._waiting) + len(self._out) + len(hung)
 
     def waiting(self) -> list[Moves]:
-        """Moves that wait for another one, which has not ended on every rank."""
+        """Return the moves waiting for an unended `after`."""
         return list(self._waiting.values())
 
     def is_open(self, ident: int) -> bool:
-        """Whether a move has not ended on every rank."""
+        """Return whether a move is unended on some rank."""
         return ident in self._waiting or ident in self._out
 
     def take(self, now: int, *, shared: int | None = None) -> list[Moves]:
-        """Return the moves that every rank may carry out now, in the manager's order.
+        """Return the moves now ready on every rank, in the manager's order.
 
         Args:
-            now: the time in nanoseconds, for reports of moves that are not wanted any more.
-            shared: as of `BlockManager.moves`.
+            now: the time in nanoseconds, for reports of cancelled moves.
+            shared: as for `BlockManager.moves`.
         """
         able = [one for one in self._waiting.values() if not self.is_open(int(one.after[0]))]
         for move in able:
@@ -73,18 +73,18 @@ class Dispatch:
     def on_reports(self, rank: int, reports: Iterable[MoveReport], now: int) -> set[int]:
         """Pass the reports of a rank on to the manager.
 
-        A move that has ended on this rank already is not reported again.
+        A second report for a move already ended on this rank is dropped.
 
         Args:
             rank: the rank, from 0 on.
-            reports: what the rank's `Runner.reports` returned.
+            reports: the result of the rank's `Runner.reports`.
             now: the time, nanoseconds.
 
         Returns:
-            The moves that have failed by it, those that waited for them included.
+            The moves failed by these reports, including their dependents.
 
         Raises:
-            ConfigError: a report that contradicts an earlier one.
+            ConfigError: a report contradicts an earlier report.
         """
         failed: set[int] = set()
         bit, out, hung = 1 << rank, self._out, self._hung
@@ -113,15 +113,15 @@ class Dispatch:
         return failed | self._lose(failed)
 
     def cancel(self, ids: Collection[int], now: int, why: str) -> int:
-        """Take back moves that no rank has: those that wait, and those still to be handed out.
+        """Cancel moves not yet sent to a rank, including moves not yet issued by the manager.
 
         Args:
-            ids: which moves; those that the ranks have run on.
+            ids: the moves. Moves already sent to the ranks continue.
             now: the time.
-            why: the error that the manager records.
+            why: the error recorded by the manager.
 
         Returns:
-            The number of waiting moves that were removed, with the moves that waited for them.
+            The number of waiting moves removed, including their dependents.
         """
         if not ids:
             return 0
@@ -133,13 +133,14 @@ class Dispatch:
         return len(gone) + len(self._lose(gone))
 
     def refuse(self, parts: Iterable[Moves], now: int, why: str, *, blame: bool = False) -> None:
-        """Fail moves that were taken and will not be handed to any rank.
+        """Fail moves returned by `take` that no rank will execute.
 
         Args:
-            parts: moves as `take` returned them.
+            parts: moves as returned by `take`.
             now: the time.
-            why: the error that the manager records.
-            blame: fail them instead of cancelling them, so that they are not asked for again.
+            why: the error recorded by the manager.
+            blame: report a failure instead of a cancellation, so that the moves are not planned
+                again.
         """
         for part in parts:
             report = MoveReport(tuple(part.id.tolist()), error=why, cancelled=not blame)
@@ -147,7 +148,7 @@ class Dispatch:
                 self.on_reports(rank, [report], now)
 
     def _sort(self, moves: Moves, now: int) -> list[Moves]:
-        """Return the new moves that may start; keep or refuse the others."""
+        """Return the startable new moves, keep the waiting and refuse the cancelled moves."""
         ids, after = moves.id.tolist(), moves.after.tolist()
         if not self._unwanted and not any(after):
             return [moves]
@@ -182,7 +183,7 @@ class Dispatch:
             )
 
     def _lose(self, failed: Collection[int]) -> set[int]:
-        """Drop the moves that waited for failed moves: the manager has failed them already."""
+        """Drop the waiting dependents of failed moves. The manager has already failed them."""
         if not failed:
             return set()
         lost = set(failed)

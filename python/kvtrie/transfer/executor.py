@@ -1,8 +1,9 @@
-"""Executor: a manager and a `Runner` in one process: it feeds the moves and reports their ends.
+"""Executor: connects a manager with a `Runner` in the same process.
 
-It also waits for leases, cancels moves, and saves the index of persistent tiers. A layer-wise
-engine takes the loads of its leases by `claims`.
-Invariant: a call that waits is woken by an end, a failure or a deadline. Cost: as of `Runner`.
+It feeds moves to the runner and reports their ends. It also waits for leases, cancels moves and
+saves the index of persistent tiers. A layer-wise engine takes the loads of its leases by `claims`.
+Invariant: an end, a failure or a deadline wakes every waiting call.
+Cost: as for `Runner`.
 """
 
 from __future__ import annotations
@@ -53,21 +54,21 @@ _FOREVER_NS = 1 << 62
 
 
 class Attached(Protocol):
-    """An engine that copies KV of an executor during passes, and is closed before it."""
+    """An engine copying KV of an executor during passes. The executor closes it first."""
 
     @property
     def staged_bytes(self) -> int:
-        """Bytes that it holds outside the slots of the tiers."""
+        """Bytes held outside the slots of the tiers."""
         ...
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _ManagerSink:
-    """The `Sink` of a manager. It refers to no executor, so that one may simply be dropped."""
+    """The `Sink` of a manager, without a reference to the executor, so it can be collected."""
 
     manager: BlockManager
     feedback: Feedback
@@ -106,45 +107,46 @@ class _ManagerSink:
 
 
 class Executor:
-    """The moves of one manager, carried out by threads of its process.
+    """Executes the moves of a manager on threads of its process.
 
-    Moves that leases await come first, then other loads, then other stores. Those others keep to
-    the `io_budget` of both their tiers, and such stores wait while awaited loads run: both
-    directions at once cost each of them 18 to 20 % on PCIe (Pensieve, section 4.3.2).
+    Moves awaited by leases start first, then other loads, then other stores. Moves without a
+    waiting lease respect the `io_budget` of both their tiers, and their stores wait while an
+    awaited load runs: both directions together cost each direction 18 to 20 % on PCIe (Pensieve,
+    section 4.3.2).
 
-    With `workers=0` bytes are copied only during `wait` or `drain`, one job after another in the
-    manager's order, which makes a run repeatable.
+    With `workers=0` bytes are copied only during `wait` or `drain`, one job at a time in the
+    manager's order, so runs are repeatable.
 
-    Ctrl-C interrupts a call that waits, and nothing else: a copy that runs ends, and `drain` goes
-    on later. One dropped without `close` cancels moves that have not started; its threads end.
-    It belongs to the process that made it: in a fork every call is a `ConfigError`.
+    Ctrl-C interrupts only a waiting call: a running copy finishes, and a later `drain` continues.
+    An executor dropped without `close` cancels the moves not started, and its threads end. An
+    executor works only in the process of its creation: in a fork every call is a `ConfigError`.
 
     Args:
         manager: the source of the moves.
         pools: a `Pool` or a `Storage` per tier, in the manager's order: the result of `open_pools`,
             with the places of disk and remote tiers filled in.
-        workers: threads that copy while the caller computes; on a GPU each has a separate copy
-            stream.
-        deadline_s: seconds that a job may run before its moves are reported failed; its slots
-            stay out of use until it ends. While all workers hang, no job starts and waiting jobs
-            are cancelled. Also limits each tier in `save`. None waits for ever.
-        clock: nanoseconds, monotone; also the `now` of every report.
-        layers_per_report: layers that are copied between two reports of progress.
-        moves_per_job: the most moves that are copied and reported together.
-        progress: called from the worker's thread whenever moves get further or end, well or not;
-            those that were reported failed at their deadline, when they end. Its first exception
-            is logged.
+        workers: threads that copy while the caller computes. On a GPU each thread has a separate
+            copy stream.
+        deadline_s: maximum run time of a job in seconds, after which its moves are reported failed.
+            The slots stay out of use until the job ends. While all workers hang, no job starts and
+            waiting jobs are cancelled. Also limits each tier in `save`. None means no limit.
+        clock: nanoseconds, monotone. Also the `now` of every report.
+        layers_per_report: layers copied between two progress reports.
+        moves_per_job: maximum number of moves copied and reported together.
+        progress: called on the worker's thread whenever moves advance or end, with or without an
+            error. Moves failed at their deadline are passed at their real end. Only its first
+            exception is logged.
 
     Attributes:
-        runner: the threads that copy.
-        claims: the loads that a layer-wise engine carries out itself.
+        runner: the copying threads.
+        claims: the loads executed by a layer-wise engine.
         feedback: measured speeds of the lanes.
         missed_tokens: computed prompt tokens by cause, if an engine counts them.
 
     Raises:
-        ConfigError: pools that do not match the manager's tiers, or have different block formats
-            (a storage without a `block_format` takes any bytes), or a number out of range. Any
-            call raises it in another process than the one that made the executor.
+        ConfigError: pools do not match the manager's tiers, block formats differ (a storage without
+            a `block_format` takes any bytes), or a number is out of range. In a fork, every call
+            raises it.
     """
 
     def __init__(
@@ -195,7 +197,7 @@ class Executor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._section.here:  # a fork that leaves the block leaves what its parent holds alone
+        if self._section.here:  # leaving the block in a fork must not close the parent's executor
             self.close()
 
     @property
@@ -204,12 +206,12 @@ class Executor:
         return cast("tuple[TierBytes, ...]", self._ledger.pools)
 
     def poll(self) -> int:
-        """Hand new moves to the workers and fail those past their deadline; never blocks.
+        """Hand new moves to the workers and fail late moves, without blocking.
 
-        Engines call it after whatever may have caused moves (acquire, commit, release).
+        Engines call it after any call that may create moves (acquire, commit, release).
 
         Returns:
-            The number of moves that have not ended.
+            The number of unended moves.
 
         Raises:
             TransferError: the executor is closed, or a worker could not report.
@@ -219,33 +221,32 @@ class Executor:
             return self._ledger.pending
 
     def wait(self, lease: Lease) -> None:
-        """Block until nothing that `lease` awaits is on its way.
+        """Block until all moves awaited by `lease` have ended.
 
         Raises:
-            TransferError: the lease awaits moves that were never handed out, or that hang and may
-                still write a slot of the lease. Release it and acquire again.
+            TransferError: the lease awaits moves never handed out, or hung moves with a possible
+                late write to a slot of the lease. Release it and acquire again.
         """
         stuck = f"lease {lease.id} awaits moves that hang or were never handed out: release it"
         self.claims.until(lambda: self.claims.ready(lease), stuck)
 
     def drain(self) -> None:
-        """Block until every move, also those that others cause by ending, has ended.
+        """Block until every move has ended, including moves created during the wait.
 
-        Jobs past their deadline are not waited for. Claimed loads that their engine has not begun
-        are carried out by the workers; the engine has to end those that it has begun.
+        Late jobs are not waited for. Workers execute the claimed loads not yet begun by their
+        engine. The engine must end the claimed loads it has begun.
         """
         self.claims.disclaim_all()
         self.claims.until(lambda: self._ledger.hangs, "the remaining moves cannot be carried out")
 
     def cancel(self, ids: Collection[int] | NDArray[np.uint64] | None = None) -> int:
-        """Fail moves that have not started; without blame, so that they can be asked for again.
+        """Cancel moves not yet started. They may be planned again.
 
         Args:
-            ids: which moves; None means all. Those that run, have ended or are unknown are left
-                alone.
+            ids: the moves, or None for all. Running, ended and unknown moves are ignored.
 
         Returns:
-            How many moves will not run, those that waited for them included.
+            The number of cancelled moves, including their dependents.
         """
         with self._section:
             self._ledger.take()
@@ -258,32 +259,32 @@ class Executor:
         scope: Scope | None = None,
         deadline_s: float,
     ) -> Prefetched:
-        """Ask the shared store for the blocks after the local match, and bring them to host.
+        """Look up a prompt in the shared store and start loading its blocks to host memory.
 
-        `acquire` never asks a store: call this before it for prompts of which another process may
-        have computed a part. Blocks that the store has are marked as resident on tier `remote`; a
-        load that is then late or fails is computed instead.
+        `acquire` never queries a store. Call this first for prompts possibly computed by another
+        process. Blocks found in the store are marked as resident on tier `remote`. If their load is
+        late or fails, the blocks are computed instead.
 
         Args:
             tokens: the prompt.
             scope: the scope of its blocks.
-            deadline_s: seconds after which the call returns, above 0.
+            deadline_s: time limit of this call in seconds, above 0.
 
         Returns:
-            Counts of blocks; all 0 without a remote tier that `open_pools` opened.
+            Counts of blocks; all 0 without a remote tier opened by `open_pools`.
 
         Raises:
-            ConfigError: a deadline that is not above 0 and finite, a model without a fingerprint.
+            ConfigError: the deadline is not above 0 and finite, or the model has no fingerprint.
         """
         return self._prefetcher.prefetch(tokens, scope, deadline_s)
 
     def flush(self) -> None:
-        """Copy down the blocks that are only on a tier above, as far as there is room, and wait.
+        """Copy blocks without a lower copy to the tier below, while it has room, and wait.
 
-        Afterwards a tier that outlives the process holds whole prefixes; see `save`. It takes as
-        long as the `io_budget` of the tiers makes it take.
+        Afterwards every persistent tier holds whole prefixes (see `save`). The duration depends on
+        the `io_budget` of the tiers.
         """
-        # A tier empties into the next one while that one is still being written: twice each.
+        # A tier may empty into the next tier during writes to the latter: two rounds each.
         for _ in range(2 * len(self.pools)):
             self.drain()
             if not self.manager.flush(now=self.clock()):
@@ -291,7 +292,7 @@ class Executor:
         self.drain()
 
     def save(self) -> None:
-        """Flush, and let every persistent tier write down its blocks, with their ages and uses.
+        """Flush, and write the blocks of every persistent tier with their ages and uses.
 
         Raises:
             TransferError: a tier did not write its blocks, or not within the deadline. `restore`
@@ -303,10 +304,10 @@ class Executor:
                 self._keep(tier, pool)
 
     def restore(self) -> int:
-        """Find the blocks again that persistent tiers kept; call it before the first request.
+        """Restore the blocks kept by persistent tiers. Call it before the first request.
 
         Returns:
-            How many blocks are there again.
+            The number of restored blocks.
         """
         with self._section:
             now = self.clock()
@@ -316,7 +317,7 @@ class Executor:
             if isinstance(pool, Recalled)
         }
         found, more, tiers = 0, True, len(left)
-        # A block on one tier may continue a path whose start is on another.
+        # A block may continue a prefix stored on a different tier.
         while more:
             loaded = {
                 tier: self.manager.load_index(index, tier, now=now) for tier, index in left.items()
@@ -327,13 +328,13 @@ class Executor:
         return found
 
     def used(self, blocks: NDArray[np.uint64]) -> None:
-        """Record uses of blocks, for tiers that outlive the process.
+        """Record uses of blocks, for persistent tiers.
 
-        Every five seconds and in `close`, a separate thread writes ages and uses, so that after a
-        kill eviction continues with the right blocks. A tier that fails or hangs blocks no caller.
+        A separate thread writes ages and uses every five seconds and in `close`, so eviction after
+        a kill continues with the right blocks. A failed or hung tier blocks no caller.
 
         Args:
-            blocks: their handles, as `Lease.handles` has them; best just before the release.
+            blocks: handles as in `Lease.handles`, preferably just before the release.
         """
         with self._section:
             for tier, used in self._used.items():
@@ -341,7 +342,7 @@ class Executor:
                 self._note_uses(tier, idle=False)
 
     def _note_uses(self, tier: int, *, idle: bool) -> None:
-        """Begin to write down what was used on a tier, if nothing of it is being written."""
+        """Start writing the recorded uses of a tier, unless a write is already running."""
         call = self._notes.get(tier)
         if call is None or not call.running:
             index = self._used[tier].take(self.clock(), idle=idle)
@@ -350,7 +351,7 @@ class Executor:
                 self._notes[tier] = DeadlineCall(partial(_note_uses, pool, index), self.clock)
 
     def _note_the_rest(self) -> None:
-        """Write down all that was used, within the deadline of each tier."""
+        """Write all recorded uses, within the deadline of each tier."""
         deadline = self._ledger.deadline_ns or _FOREVER_NS
         for tier, used in self._used.items():
             self._note_uses(tier, idle=True)
@@ -359,13 +360,13 @@ class Executor:
         self._used = {}
 
     def close(self) -> None:
-        """Cancel the moves that have not started, let the running ones end, join the threads.
+        """Cancel the moves not started, let running moves end, and join the threads.
 
-        A thread that hangs beyond the deadline is not joined. The pools stay open: the `close` of
-        each gives its memory or its folder back. Closing twice does nothing.
+        Threads hung beyond the deadline are not joined. The pools stay open: close each pool to
+        release its memory or folder. Closing twice does nothing.
         """
         with self._section:
-            # They refer to this executor, whose pools are to go when it is let go.
+            # Break the reference cycle, so that dropping the executor frees its pools.
             engines, self._engines = self._engines, []
         for engine in engines:
             engine.close()
@@ -374,21 +375,21 @@ class Executor:
         self.runner.close()
 
     def attach(self, engine: Attached) -> None:
-        """Count what an engine stages, and close it before this executor."""
+        """Count an engine's staging bytes, and close the engine before this executor."""
         self._engines.append(engine)
 
     @property
     def staged_bytes(self) -> int:
-        """Bytes that passes over layers hold outside the slots of the tiers; 0 between passes.
+        """Bytes held by layer-wise passes outside the slots of the tiers, or 0 between passes.
 
-        They are spare blocks that a store has set aside, staging buffers on the first tier's
-        device and layer buffers for fusion.
+        They consist of spare blocks reserved for stores, staging buffers on the first tier's device
+        and layer buffers for fusion.
         """
         spare = sum(pool.staged_bytes for pool in self.pools if isinstance(pool, Pool))
         return spare + sum(engine.staged_bytes for engine in self._engines)
 
     def _keep(self, tier: int, pool: Recalled) -> None:
-        """As `Recalled.keep`; with a deadline, a thread that hangs is not joined."""
+        """Call `Recalled.keep` within the deadline. A hung thread is not joined."""
         name = f"tier {tier} ({self.manager.tiers[tier].kind})"
         call = None
         with self._section:
@@ -411,15 +412,15 @@ class Executor:
 
 
 def _note_uses(pool: NotesUses, index: Index) -> None:
-    """As `NotesUses.note_uses`; a failure is only logged: the blocks are found all the same."""
+    """Call `NotesUses.note_uses` and only log a failure, since no block is lost."""
     try:
         pool.note_uses(index)
-    except Exception as error:  # noqa: BLE001 - a user's storage may raise anything
+    except Exception as error:  # noqa: BLE001 - a custom storage may raise anything
         _LOG.warning("uses of %d blocks were not written down: %s", len(index), error)
 
 
 def _look(manager: BlockManager, pools: Sequence[TierBytes]) -> None:
-    """Raise if the first pool that has a format does not keep the KV of the manager's model."""
+    """Raise if the first pool with a format does not match the manager's model."""
     groups = max(1, len(manager.stats().tiers[manager.tiers[0].kind].groups))
     for at, pool in enumerate(pools):
         mine = len(parts_of(pool))

@@ -1,11 +1,11 @@
-"""Feedback: measured times of lanes and layers, with the predicted ones.
+"""Feedback: measures the speeds of lanes and the arrival times of layers.
 
-A lane's speed is learned from its busy periods: the time in which at least one copy ran on it, the
-bytes copied, and the number of copies. `time = copies × latency + bytes / bandwidth` is fitted by
-least squares over the last periods; the weight of a period decays with its age.
+A lane's speed is learned from its busy periods, the times with at least one running copy: their
+length, bytes and number of copies. `time = copies × latency + bytes / bandwidth` is fitted by least
+squares over the last periods, and the weight of a period decays with its age.
 The manager also gets the measured busy time of each lane, independent of its declared speed.
 Invariant: failed copies and periods below a minimum of bytes do not change the fit.
-Cost: a few additions per copy; a fit of two unknowns per busy period.
+Cost: a few additions per copy, and a fit of two unknowns per busy period.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 __all__ = ["Feedback", "Sight"]
 
 _NS = 1_000_000_000
-_KEEP = 0.9  # of what earlier periods count, with each new one
-_COPIES = 16  # copies after which a period ends though the lane is still busy
+_KEEP = 0.9  # weight kept by earlier periods at each new period
+_COPIES = 16  # copies after which a period of a busy lane is closed
 _BYTES = 1 << 20  # a smaller period measures the threads' overhead rather than the lane
 _LAYERS = 4096
 
 
 class Sight(NamedTuple):
-    """When a layer of a lease was there.
+    """Predicted and real arrival time of a layer.
 
     Attributes:
         lease: the lease's id.
         layer: the layer.
-        predicted_ns: when its plan said it would be.
-        seen_ns: when it was.
+        predicted_ns: arrival time predicted by the plan.
+        seen_ns: real arrival time.
     """
 
     lease: int
@@ -48,9 +48,9 @@ class Sight(NamedTuple):
 
 @dataclass(slots=True)
 class _Sums:
-    """Weighted sums over a lane's busy periods, and the period that runs.
+    """Weighted sums over a lane's past busy periods, and the current period.
 
-    `counted_to` is the time up to which the manager has counted the lane's busy time.
+    `counted_to` is the end of the busy time already passed to the manager.
     """
 
     lane: Lane
@@ -66,13 +66,13 @@ class _Sums:
     bt: float = 0.0
 
     def close(self, now: int) -> None:
-        """End a busy period and add it."""
+        """Add the current busy period to the sums."""
         copies, size, took = self.copies, self.bytes, now - self.since
         self.copies, self.bytes, self.since = 0, 0, now
         self.add(copies, size, took)
 
     def add(self, copies: int, size: int, took: int) -> None:
-        """Add one period: copies, bytes and nanoseconds; too few bytes are left out."""
+        """Add a period of copies, bytes and nanoseconds, unless it has too few bytes."""
         if took <= 0 or size < _BYTES:
             return
         self.cc = _KEEP * self.cc + copies * copies
@@ -82,7 +82,7 @@ class _Sums:
         self.bt = _KEEP * self.bt + size * took
 
     def fit(self) -> Lane:
-        """Return the lane with the fitted speed; with equal periods the latency stays declared."""
+        """Return the lane with the fitted speed. Equal periods leave the latency as declared."""
         det = self.cc * self.bb - self.cb * self.cb
         latency = float(self.lane.latency_ns)
         if det > 1e-3 * self.cc * self.bb:
@@ -101,7 +101,7 @@ class Feedback:
         manager: the manager.
 
     Attributes:
-        layers: the last layers that were waited for, with their predicted and their real times.
+        layers: the last layers waited for, with their predicted and real times.
     """
 
     manager: BlockManager
@@ -112,7 +112,7 @@ class Feedback:
     )
 
     def began(self, job: Job, now: int) -> None:
-        """A copy starts on its lane."""
+        """Count the start of a copy on its lane."""
         sums = self._sums(job)
         if not sums.running:
             sums.since, sums.copies, sums.bytes = now, 0, 0
@@ -125,8 +125,8 @@ class Feedback:
         Args:
             job: the copy's job.
             now: the time.
-            brought: bytes copied; 0 if the copy failed.
-            handed: the copy was only handed to a GPU; `took` reports its time later.
+            brought: bytes copied, or 0 if the copy failed.
+            handed: the copy was only enqueued on a GPU, and `took` reports its time later.
         """
         sums = self._sums(job)
         sums.running -= 1
@@ -141,21 +141,21 @@ class Feedback:
         sums.close(now)
 
     def took(self, job: Job, size: int, ns: int) -> None:
-        """Count bytes that a GPU stream copied, one copy after another, and the time they took."""
+        """Count the bytes and time of sequential copies on a GPU stream."""
         sums = self._sums(job)
         self._busy(sums, ns)
         sums.add(1, size, ns)
 
     def saw(self, sight: Sight) -> None:
-        """A layer is there."""
+        """Record the arrival of a layer."""
         self.layers.append(sight)
 
     def lanes(self) -> dict[str, Lane]:
-        """Return the lanes that were measured, with their fitted speeds."""
+        """Return the measured lanes with their fitted speeds."""
         return {name: sums.fit() for name, sums in self._lanes.items() if sums.bb}
 
     def _busy(self, sums: _Sums, ns: int) -> None:
-        with suppress(ClosedError, InvariantError):  # the report that follows says so
+        with suppress(ClosedError, InvariantError):  # the next report raises them
             self.manager.saw_lane(sums.lane.name, busy_ns=max(0, ns))
 
     def _sums(self, job: Job) -> _Sums:

@@ -1,12 +1,12 @@
-"""GroupSearch: the longest border that a shared store and the faster tiers resume together.
+"""GroupSearch: finds the longest resumable border over a shared store and the faster tiers.
 
-A store keeps a value per block and group of layers. Of the first group a border needs all blocks
-before it, of windows the last ones, of a state one; which borders have them, only the store knows.
-So after the leading blocks of the first group are found, the other groups are asked for what the
-last borders need, then for those before them.
-Invariant: a border counts only if each group has all that it needs, on a faster tier or in the
-store; no value is asked for twice. Cost: a question per group for 64, 128, … 1024 borders, the last
-ones first.
+A store keeps a value per block and group of layers. A border needs every previous block of the
+first group, the last blocks of a sliding window and the last block of a state. Only the store knows
+the borders with all these blocks. So once the leading blocks of the first group are found, the
+search queries the blocks needed by the last borders, then by earlier borders.
+Invariant: a border counts only if each group has all needed blocks on a faster tier or in the
+store. No value is queried twice.
+Cost: a query per group for 64, 128, … 1024 borders, last borders first.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupSearch"]
 
-_FIRST_BATCH = 64  # borders of the first question; most prompts end soon after a known one
+_FIRST_BATCH = 64  # borders of the first query; most prompts end soon after a known border
 _MOST_BATCH = 1024
 
 
 class GroupSearch:
-    """A question about all groups of the blocks of one prompt.
+    """A search over all groups of the blocks of a prompt.
 
     Args:
-        manager: the manager, which has the rules of its groups.
-        answers: returns what the store says of blocks of a group, each by itself, by a time of
-            `monotonic_ns`; its arguments are the group, content keys and that time.
+        manager: the manager, with the rules of its groups.
+        answers: returns the store's answer for each block of a group. Its arguments are the group,
+            content keys and a deadline of `monotonic_ns`.
         keys: content keys `(blocks, 32)` of the prompt.
-        parts: for each group the blocks that faster tiers have, from the first one on.
+        parts: for each group the presence of the blocks on faster tiers, from the first block on.
 
     Attributes:
-        near: leading blocks of the first group that faster tiers have.
-        local: the longest border that faster tiers resume alone.
-        stored: leading blocks of the first group that faster tiers or the store have.
-        border: the longest border that they resume together.
+        near: leading blocks of the first group on faster tiers.
+        local: the longest border resumable from faster tiers alone.
+        stored: leading blocks of the first group on faster tiers or in the store.
+        border: the longest border resumable from both together.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class GroupSearch:
         self.stored = self.border = self.near
 
     def search(self, found: Found, until: int) -> Found:
-        """Find the longest border, once the store has answered about the first group.
+        """Find the longest border, after the store's answer for the first group.
 
         Args:
-            found: its answer about the blocks of the first group after `near`.
-            until: nanoseconds of `monotonic_ns` after which nothing is asked.
+            found: the answer for the blocks of the first group after `near`.
+            until: deadline of the last query, in nanoseconds of `monotonic_ns`.
 
         Returns:
-            The answer about all groups: `blocks` are those before the border after `near`.
+            The answer for all groups: `blocks` counts the blocks between `near` and the border.
         """
         queried, refuted, late = found.queried, found.refuted, found.late
         top, size = self.near + found.blocks, _FIRST_BATCH
@@ -97,7 +97,7 @@ class GroupSearch:
         return Found(max(0, self.border - self.near), queried, refuted, late)
 
     def needed(self) -> Iterator[tuple[int, int, int]]:
-        """Group, first and last block plus 1 of the parts that the border needs of the store."""
+        """Yield group, first block and end block of the parts to load from the store."""
         ranges = self._manager.resume_needs(self.border)
         for group, (leading, trailing) in enumerate(ranges, 1):
             there = self._there[group - 1]
@@ -106,7 +106,7 @@ class GroupSearch:
                 yield from ((group, *each) for each in _ranges(places))
 
     def lost(self) -> Iterator[tuple[int, int, int]]:
-        """Group, first and last block plus 1 of the parts that the store does not have."""
+        """Yield group, first block and end block of the parts missing in the store."""
         for group, answered in enumerate(self._answered, 1):
             places = (
                 at for at, answer in sorted(answered.items()) if answer in {"missing", "refuted"}
@@ -114,9 +114,9 @@ class GroupSearch:
             yield from ((group, *each) for each in _ranges(places))
 
     def _unknown(self, low: int, top: int) -> list[list[int]]:
-        """Of each group the unknown blocks that borders after `low` up to `top` need.
+        """Return per group the unknown blocks needed by borders after `low` up to `top`.
 
-        Later borders need later blocks, and as many of the sinks or more.
+        Later borders need later blocks, and at least as many sinks.
         """
         first, last = self._manager.resume_needs(low + 1), self._manager.resume_needs(top)
         unknown: list[list[int]] = []
@@ -129,7 +129,7 @@ class GroupSearch:
         return unknown
 
     def _known(self) -> list[list[bool]]:
-        """Of each group the blocks that faster tiers have, or the store."""
+        """Return per group the presence of the blocks on faster tiers or in the store."""
         known: list[list[bool]] = []
         for there, answered in zip(self._there, self._answered, strict=True):
             has = [*there]
@@ -140,7 +140,7 @@ class GroupSearch:
 
 
 def _ranges(places: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """The consecutive ones of ascending places: the first, and the last plus 1."""
+    """Yield the first place and the end of each run of consecutive ascending places."""
     for _, run in groupby(enumerate(places), lambda pair: pair[1] - pair[0]):
         consecutive = [place for _, place in run]
         yield consecutive[0], consecutive[-1] + 1

@@ -1,9 +1,9 @@
-"""Hung jobs: the moves that jobs past their deadline keep from starting.
+"""Hung jobs: finds the moves blocked by jobs past their deadline.
 
-Those are the moves that wait for the same slot of a storage and, while every thread of a storage
-hangs, or every thread that copies between pools, all moves that wait for it.
-Invariant: nothing is changed here; the caller cancels. Cost: none while no job hangs; otherwise a
-step per waiting job.
+Blocked moves wait for the same slot of a storage. While every thread of a storage hangs, or every
+thread for copies between pools, all moves waiting for these threads are blocked too.
+Invariant: nothing is changed here. The caller cancels.
+Cost: none without a hung job, otherwise a step per waiting job.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["kept_from_starting"]
 def kept_from_starting(
     schedule: Schedule, threads: Mapping[int | None, Sequence[threading.Thread]], *, on_call: bool
 ) -> Iterator[tuple[list[int], str, bool]]:
-    """Yield moves to cancel, the reason, and whether they are reported as failed instead.
+    """Yield moves to cancel, the reason, and whether to report them as failed instead.
 
-    The caller cancels each part before it asks for the next one.
+    The caller cancels each part before it requests the next part.
 
     Args:
-        schedule: the jobs that wait and run.
-        threads: the threads of each storage; those between pools under None.
-        on_call: whether one thread carries out all jobs.
+        schedule: the waiting and running jobs.
+        threads: the threads of each storage, and under None the threads for copies between pools.
+        on_call: whether a single thread executes all jobs.
     """
     queue = schedule.queue
     hung = [job for job in schedule.running if job.state is JobState.LATE]
@@ -45,8 +45,8 @@ def kept_from_starting(
         if len({job.worker for job in late} - {None}) < len(own):
             continue
         waiting = queue.of_storage(storage)
-        # An awaited store is blamed: a manager would otherwise ask for another block's in its
-        # place, then for that of the first again, without end.
+        # Blame an awaited store: otherwise a manager would plan another block's store in its
+        # place, then the first block's store again, without end.
         awaited = [
             ident
             for job in waiting

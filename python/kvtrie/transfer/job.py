@@ -1,13 +1,13 @@
-"""Job: a few moves that one thread carries out together.
+"""Job: a few moves executed together by one thread.
 
-Moves between two pools that wait for no other move share a job, so that layer 0 of all blocks is
-copied before layer 1 of any. Single layers of one block that go to a storage share a job, so that
-one call writes them. Any other move that waits for a move or touches a storage has a separate job.
-A lease's engine may claim its loads, to carry them out layer by layer; claimed loads do not share a
-job with other moves.
+Independent moves between two pools share a job, so that layer 0 of all blocks is copied before
+layer 1 of any block. Single layers of a block bound for a storage share a job, so that a single
+call writes them. Every remaining move has a separate job.
+A lease's engine may claim its loads and execute them layer by layer. Claimed loads do not share a
+job with unclaimed moves.
 Invariant: all moves of a job have the same source tier, destination tier and number of layers.
-Cost: grouping is one call for moves between pools, whatever their number, and one step for each
-that waits or touches a storage; no call into the manager.
+Cost: a grouping call for all moves between pools, and a step per dependent move or storage
+move. No call into the manager.
 """
 
 from __future__ import annotations
@@ -46,41 +46,43 @@ Place: TypeAlias = tuple[int, int, int]
 
 
 class Urgency(IntEnum):
-    """Which job starts first, ascending."""
+    """Start order of jobs, ascending."""
 
     DEMAND = 0
-    """A lease waits for it, or something that a lease waits for does."""
+    """A lease waits for the job, directly or through another job."""
     PREFETCH = 1
-    """A load that no lease asked for."""
+    """A load without a waiting lease."""
     BACKGROUND = 2
-    """A store that nothing waits for."""
+    """A store without a waiting lease."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """Moves of one kind of way, with the addresses of their bytes.
+    """Moves with the same kind of path, and the addresses of their bytes.
 
     Attributes:
-        source: the pool or storage to copy from, and `target` the one to copy to.
-        tiers: the indices of both, in the manager's order.
+        source: the pool or storage to copy from.
+        target: the pool or storage to copy to.
+        tiers: the indices of source and target tier, in the manager's order.
         ids: uint64, the moves' ids.
-        store: whether they go to a slower tier.
-        urgency: when it starts.
-        place: the slot of a storage that it reads or writes, alone; None between pools.
-        after: the move that must end well before this job may start; 0 for none.
-        group: the group that the moves are of.
-        layers: the range of its layers, for one move or for all of them; of single layers that are
-            written at once, of the first in `firsts`.
+        store: whether the moves go to a slower tier.
+        urgency: start order.
+        place: the storage slot used exclusively by the job, or None between pools.
+        after: the move to end well before this job may start, or 0 for none.
+        group: the layer group of the moves.
+        layers: the range of layers of every move; for single layers written together, the range of
+            the first move in `firsts`.
         firsts: the first layer of each move.
-        slots: int64 `(moves, 2)`, source and destination slot of each.
-        keys: 32 bytes per move that name the block on a storage.
-        labels: the bytes that a storage keeps with each block.
-        event: on a GPU, the point of the compute stream that the copy must not overtake.
-        state: how far it is; see `JobState`.
-        started_ns: when the copy began; it counts only while the job is COPYING.
-        worker: that thread; None for the caller's own.
-        lease: the lease whose engine carries it out, layer by layer; 0 for the executor's threads.
-        there: its layers below this one have come; 0 before the first one has.
+        slots: int64 `(moves, 2)`, source and destination slot of each move.
+        keys: 32 bytes per move, the name of the block on a storage.
+        labels: the bytes kept by a storage with each block.
+        event: on a GPU, the point of the compute stream to wait for before copying.
+        state: progress, see `JobState`.
+        started_ns: start of the copy, valid only while the job is COPYING.
+        worker: the executing thread, or None for the caller's thread.
+        lease: the lease of the engine executing the job layer by layer, or 0 for the executor's
+            threads.
+        there: number of leading layers present; 0 before the first layer.
     """
 
     source: Pool | Storage
@@ -109,7 +111,7 @@ class Job:
         """Change the state.
 
         Raises:
-            InvariantError: a transition that the table does not have.
+            InvariantError: the transition is not in the table.
         """
         if state not in TRANSITIONS[self.state]:
             raise InvariantError(
@@ -119,27 +121,27 @@ class Job:
 
     @property
     def storage(self) -> int | None:
-        """The storage that it reads or writes; None between pools."""
+        """The storage read or written by the job, or None between pools."""
         return None if self.place is None else self.place[0]
 
     @property
     def begun(self) -> bool:
-        """Whether it has left the queue to run."""
+        """Whether the job has left the queue to run."""
         return self.state is not JobState.WAITING and self.state is not JobState.LOST
 
     @property
     def expired(self) -> bool:
-        """Whether it has passed its deadline, and was reported failed then."""
+        """Whether the job was reported failed at its deadline."""
         return self.state is JobState.LATE or self.state is JobState.EXPIRED
 
     @property
     def over(self) -> bool:
-        """Whether it has run and ended."""
+        """Whether the job has run and ended."""
         return self.state is JobState.ENDED or self.state is JobState.EXPIRED
 
     @property
     def bytes(self) -> int:
-        """Bytes that it copies, in the format of the lower tier, which crosses the lane."""
+        """Bytes to copy, in the format of the lower tier, as transferred over the lane."""
         lower, upper = (self.target, self.source) if self.store else (self.source, self.target)
         pool = lower if isinstance(lower, Pool) else upper
         if not isinstance(pool, Pool):
@@ -148,7 +150,7 @@ class Job:
         return len(self.ids) * (hi - lo) * pool.unit_bytes
 
     def drop(self, ident: int) -> None:
-        """Take one move out of a job that has not started."""
+        """Remove a move from a job not yet started."""
         at = int(np.flatnonzero(self.ids == ident)[0])
         self.ids, self.slots = np.delete(self.ids, at), np.delete(self.slots, at, axis=0)
         for column in (self.firsts, self.keys, self.labels):
@@ -156,12 +158,12 @@ class Job:
                 del column[at]
 
     def adjoins(self, layers: tuple[int, int]) -> bool:
-        """Return whether that is a single layer next to the single layers of this job."""
+        """Return whether a range is a single layer next to this job's single layers."""
         single = all(hi - lo == 1 for lo, hi in (self.layers, layers))
         return single and layers[0] in {min(self.firsts) - 1, max(self.firsts) + 1}
 
     def add(self, move: Move) -> None:
-        """Take in a move that is not free to run with others, or touches a storage."""
+        """Add a dependent move or a storage move."""
         self.urgency = min(self.urgency, _urgency(move))
         self.ids = np.append(self.ids, np.uint64(move.id))
         self.firsts.append(move.layer_lo)
@@ -170,10 +172,10 @@ class Job:
         self.labels.append(move.label)
 
     def prove(self) -> dict[int, str]:
-        """Prove what the source keeps of an earlier process.
+        """Verify the blocks kept in the source by an earlier process.
 
         Returns:
-            By move, why its block is a miss.
+            By move, the reason for a miss.
         """
         if not isinstance(self.source, KeptPool):
             return {}
@@ -181,10 +183,10 @@ class Job:
         return {int(self.ids[at]): why for at, why in found.items()}
 
     def mark(self) -> dict[int, str]:
-        """Mark what a target that is kept gets as being written.
+        """Mark the blocks in a kept target as being written.
 
         Returns:
-            By move, why its block may not be written.
+            By move, the reason against writing its block.
         """
         if not isinstance(self.target, KeptPool):
             return {}
@@ -192,15 +194,15 @@ class Job:
         return {int(self.ids[at]): why for at, why in found.items()}
 
     def settle(self, *, ok: bool) -> None:
-        """Note in a target that is kept that the copies have ended."""
+        """Record in a kept target the end of the copies."""
         if isinstance(self.target, KeptPool) and len(self.ids):
             self.target.finish(self.slots[:, 1], self.keys, self.labels, ok=ok)
 
     def copy_source(self) -> None:
-        """Copy what a storage is to get out of the first tier.
+        """Copy the source of a storage write out of the first tier.
 
-        A lease writes that slot once the move was reported failed, also if it hangs: a storage that
-        read the slot by then would keep other bytes under the block's key.
+        After a move is reported failed, a lease may overwrite its slot even while the move hangs. A
+        storage reading the slot by then would keep wrong bytes under the block's key.
         """
         if not self.store or self.tiers[0] or isinstance(self.target, Pool):
             return
@@ -212,7 +214,8 @@ class Job:
         """Copy the bytes, front layers first.
 
         Yields:
-            The number of layers of every move that are copied; on a GPU, once the stream is idle.
+            The number of copied layers of every move. On a GPU the count is final once the stream
+            is idle.
         """
         lo, hi = self.layers
         if not (isinstance(self.source, Pool) and isinstance(self.target, Pool)):
@@ -227,7 +230,7 @@ class Job:
 
     @property
     def batchable(self) -> bool:
-        """Whether its storage can move it in one call with others of its way."""
+        """Whether the storage can move the block together with further blocks in a single call."""
         pool, storage = (self.source, self.target) if self.store else (self.target, self.source)
         return (
             len(self.ids) == 1
@@ -239,12 +242,12 @@ class Job:
         )
 
     def joins(self, first: Job) -> bool:
-        """Return whether it may go in one call with a job that is batchable."""
+        """Return whether the job may share a storage call with a batchable job."""
         same = self.source is first.source and self.target is first.target
         return same and self.urgency == first.urgency and self.batchable
 
     def row(self, layers: tuple[int, int] | None = None) -> tuple[Any, ...]:
-        """Its block as `Batched.read_many` takes it; all of its layers, or some."""
+        """Return the block's arguments for `Batched.read_many`, for all layers or a range."""
         pool = self.source if self.store else self.target
         if not isinstance(pool, Pool):
             raise TransferError("a move has a pool on at least one side")
@@ -257,7 +260,7 @@ class Job:
         return self.keys[0], target if self.store else source, layers, memory
 
     def read_layer(self, layer: int) -> None:
-        """Read one layer of a block from a storage into the target's memory."""
+        """Read a layer of a block from a storage into the target's memory."""
         self._read((layer, layer + 1))
 
     def _read(self, layers: tuple[int, int]) -> None:
@@ -284,7 +287,7 @@ class Job:
             self._between(self.source, self.target)
 
     def _between(self, source: Storage, target: Storage) -> None:
-        """Copy from a storage to another one, through memory of the host."""
+        """Copy between two storages, through host memory."""
         if not isinstance(source, HasBlockFormat):
             raise TransferError("a storage without a block format cannot be copied to another one")
         layers, (read, written) = self.layers, self.slots[0].tolist()
@@ -294,7 +297,7 @@ class Job:
         target.write(self.keys[0], written, layers, memory, self.labels[0])
 
     def _from(self, pool: Pool) -> tuple[tuple[int, int], torch.Tensor]:
-        """The layers that a storage gets, and their bytes."""
+        """Return the layers to write to a storage, and their bytes."""
         if self._copy is not None:
             return self._copy
         if len(self.ids) > 1:
@@ -302,7 +305,7 @@ class Job:
         return self.layers, pool.layer_bytes(int(self.slots[0, 0]), self.layers)
 
     def _joined(self, pool: Pool) -> tuple[tuple[int, int], torch.Tensor]:
-        """Single layers of one block side by side, in memory that the next job uses again."""
+        """Return single layers of a block in a contiguous buffer, reused by the next job."""
         rows = sorted(zip(self.firsts, self.slots[:, 0].tolist(), strict=True))
         lo, hi = rows[0][0], rows[-1][0] + 1
         units = np.concatenate([pool.units(slot, layer, layer + 1) for layer, slot in rows])
@@ -321,15 +324,15 @@ class Job:
 
 
 def run_together(jobs: Sequence[Job], deadline: int | None = None) -> list[str | None]:
-    """Move the blocks of jobs that join the first one in one call of their storage.
+    """Move the blocks of jobs in a single storage call.
 
     Args:
-        jobs: the jobs.
-        deadline: of the whole call in nanoseconds of `time.monotonic_ns`, for a storage that takes
-            one; None for no end.
+        jobs: the jobs. All join the first job.
+        deadline: end of the whole call in nanoseconds of `time.monotonic_ns`, for a storage with
+            deadlines, or None for no limit.
 
     Returns:
-        Of each job, why it failed, or None.
+        The error of each job, or None.
     """
     first = jobs[0]
     if first.store and isinstance(first.target, Batched):
@@ -343,12 +346,12 @@ def run_together(jobs: Sequence[Job], deadline: int | None = None) -> list[str |
 
 @cache
 def _is_batched(kind: type[Storage]) -> bool:
-    # Asked for each block, and the check of a protocol takes 15 µs.
+    # Called for each block, and a protocol check takes 15 µs.
     return issubclass(kind, Batched)
 
 
 def takes_deadline(storage: object) -> bool:
-    """Whether a storage takes one deadline for a whole call of several blocks."""
+    """Return whether a storage takes a deadline for a whole call of several blocks."""
     return isinstance(storage, Batched) and _has_deadline(type(storage))
 
 
@@ -365,10 +368,10 @@ def _timed(
 
 
 def read_together(jobs: Sequence[Job], layer: int) -> list[str | None]:
-    """Read one layer of the blocks of jobs that join the first one, in one call.
+    """Read a layer of the blocks of jobs in a single storage call.
 
     Returns:
-        Of each job, why it failed, or None.
+        The error of each job, or None.
     """
     source = jobs[0].source
     if not isinstance(source, Batched):
@@ -383,14 +386,14 @@ def group(
     limit: int,
     claimed: Collection[int] = (),
 ) -> list[Job]:
-    """Turn the columns of `moves` into jobs, in an order that respects every `after`.
+    """Group moves into jobs, in an order that respects every `after`.
 
     Args:
         moves: moves of the manager, in its order.
         tiers: the pool or storage of each tier.
-        unended: those of some moves, of which none is new, that have not ended.
-        limit: the most moves of one job; claimed loads are not limited.
-        claimed: leases that carry out their loads themselves.
+        unended: returns the unended moves among some earlier moves.
+        limit: maximum number of moves per job. Claimed loads are not limited.
+        claimed: leases with loads claimed by an engine.
     """
     memory = [at for at, tier in enumerate(tiers) if in_memory(tier)]
     parts, others = moves.together(memory)
@@ -414,7 +417,7 @@ def group(
         if not (isinstance(job.source, Pool) and isinstance(job.target, Pool)):
             slot = move.dst_slot if job.store else move.src_slot
             job.place = (job.tiers[job.store], move.group, slot)
-            # Single layers of one block are written at once.
+            # Single layers of a block are written in a single call.
             way = (*job.tiers, move.group, slot, move.key, job.after)
             if job.store:
                 before = down.get(way)
@@ -437,7 +440,7 @@ def _urgency(move: Move) -> Urgency:
 
 
 def _job(move: Move, tiers: Sequence[TierBytes], claimed: Collection[int]) -> Job:
-    """A job for moves of one way, of which it has none yet."""
+    """Return a job without moves, for the path of a move."""
     return Job(
         parts_of(tiers[move.src])[move.group],
         parts_of(tiers[move.dst])[move.group],

@@ -1,6 +1,6 @@
 """JobState: the states of a job, and the table of transitions between them.
 
-    WAITING ──> LOST                cancelled, or the move that it waits for has failed
+    WAITING ──> LOST                cancelled, or its `after` has failed
        │
        ├──────────> COPYING ──────> LATE ──────> EXPIRED
        │             ^   │            past its deadline, reported failed, its slots out of use
@@ -9,9 +9,10 @@
              └───────────┘
 
 A thread takes a job from WAITING to COPYING and then to its end. A claimed job is IDLE between two
-of its layers, when no deadline counts.
-Invariant: a job is in the runner's queue exactly while it is WAITING; LOST, ENDED and EXPIRED are
-final. Cost: a look-up in a table per transition.
+layers, without a deadline.
+Invariant: a job is in the runner's queue exactly while it is WAITING. LOST, ENDED and EXPIRED are
+final.
+Cost: a table lookup per transition.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ __all__ = ["TRANSITIONS", "JobState"]
 
 
 class JobState(Enum):
-    """One state of a job."""
+    """State of a job."""
 
     WAITING = "waiting"
-    """In the queue: for a thread, for its turn at a slot of a storage, or for another move."""
+    """In the queue: for a thread, for its turn at a storage slot, or for another move."""
     LOST = "lost"
-    """Left the queue and never runs."""
+    """Removed from the queue without running."""
     IDLE = "idle"
-    """Begun by the engine that has claimed it, and between two layers."""
+    """Begun by the claiming engine, between two layers."""
     COPYING = "copying"
-    """Copies; the deadline counts."""
+    """Copying, with a running deadline."""
     LATE = "late"
-    """Reported failed at the deadline, and may still write."""
+    """Reported failed at the deadline, but may still write."""
     ENDED = "ended"
     """Ended in time, well or not."""
     EXPIRED = "expired"
@@ -49,4 +50,4 @@ TRANSITIONS = {
     JobState.ENDED: frozenset[JobState](),
     JobState.EXPIRED: frozenset[JobState](),
 }
-"""The states that may follow each."""
+"""The allowed next states of each state."""

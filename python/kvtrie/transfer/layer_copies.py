@@ -1,10 +1,10 @@
-"""LayerCopies: copies of many blocks from one pool to another, a range of layers at a time.
+"""LayerCopies: copies many blocks between two pools, a range of layers at a time.
 
-A pass that computes layer after layer advances the copies with it: loads before a layer reads them,
-stores after a layer is written. Copies run on the caller's stream.
-Invariant: `advance` copies each layer of a block once, in order; a block whose copy has failed is
-left out of later layers, and the other blocks go on.
-Cost: one `copy_from` per call, whatever the number of blocks; after a failure one per block.
+A layer-wise pass advances the copies with its computation: loads before a layer reads them, stores
+after a layer is written. Copies run on the caller's stream.
+Invariant: `advance` copies each layer of a block once, in order. A block with a failed copy is
+skipped in later layers, and the remaining blocks continue.
+Cost: a `copy_from` per call for all blocks. After a failure, a `copy_from` per block.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _LOG = logging.getLogger(__name__)
 
 
 class LayerCopies:
-    """Blocks on their way from one pool to another.
+    """Blocks being copied between two pools.
 
     Args:
         source: the pool to read.
         source_units: int64 `(blocks, layers)`, the unit of each layer of each block.
         target: the pool to write.
-        target_units: the same for the target.
+        target_units: int64 `(blocks, layers)`, the same for the target.
         copy: copies units; `target.copy_from` by default.
 
     Attributes:
-        blocks: int64, indices of the blocks whose copies have not failed.
-        done: layers that `advance` has copied.
+        blocks: int64, indices of the blocks without a failed copy.
+        done: number of layers copied by `advance`.
     """
 
     def __init__(
@@ -69,13 +69,15 @@ class LayerCopies:
         *,
         copy: CopyUnits | None = None,
     ) -> Self:
-        """Return copies of some layers of the blocks in slots; layers count from the first of them.
+        """Return copies of a range of layers of blocks in slots.
+
+        Layers count from the start of the range.
 
         Args:
             source: the pool to read.
             target: the pool to write.
             slots: `(blocks, 2)`, source and destination slot of each block.
-            layers: the range of layers; a single one where a slot is one layer.
+            layers: the range of layers; a single layer if a slot holds only one.
             copy: copies units; `target.copy_from` by default.
         """
         each = np.arange(layers[1] - layers[0])
@@ -94,14 +96,14 @@ class LayerCopies:
         return self._source_units.shape[1]
 
     def copy(self, first: int, upto: int) -> None:
-        """Copy layers `[first, upto)` of all blocks that have not failed, in one call."""
+        """Copy layers `[first, upto)` of all blocks without a failure, in a single call."""
         self._copy_blocks(self.blocks, first, upto)
 
     def advance(self, upto: int) -> dict[int, str]:
-        """Copy the layers before `upto` that are not copied yet, together or else block by block.
+        """Copy the missing layers before `upto`, together or, after an error, block by block.
 
         Returns:
-            By index of the block, why its copy failed.
+            The reason of each failed copy, by index of the block.
         """
         first, self.done = self.done, max(upto, self.done)
         if first == self.done or not len(self.blocks):
@@ -116,7 +118,7 @@ class LayerCopies:
         for at, block in enumerate(self.blocks.tolist()):
             try:
                 self._copy_blocks(self.blocks[at : at + 1], first, upto)
-            except Exception as error:  # noqa: BLE001 - whatever it is, this copy has failed
+            except Exception as error:  # noqa: BLE001 - any error fails only this block
                 failed[block] = f"{type(error).__name__}: {error}"
         self.blocks = np.setdiff1d(self.blocks, [*failed])
         return failed

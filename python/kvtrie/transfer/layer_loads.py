@@ -1,12 +1,11 @@
-"""LayerLoads: the loads of one lease, one layer of all its blocks after another.
+"""LayerLoads: loads the blocks of a lease, layer by layer.
 
-A block that comes from a storage is read into the host's memory and copied on from there in the
-same pass, layer by layer: the second copy does not wait for the end of the first.
-Invariant: a layer counts as there when all that the lease awaits has brought it; an aborted
-one, and one of which a load fails, give every move back, without blame for layers that were not
-copied.
-Cost: per layer one call on the load stream and a few operations on arrays, whatever the number of
-blocks in memory; per block on a storage and layer one read.
+A block from a storage is read into host memory and copied on to the first tier in the same pass,
+layer by layer. The second copy does not wait for the end of the first copy.
+Invariant: a layer is present when every move awaited by the lease has copied it. Aborted or failed
+loads give every move back, without blame for layers not copied.
+Cost: per layer a call on the load stream and a few array operations, independent of the number of
+blocks in memory. Per block on a storage, a read per layer.
 """
 
 from __future__ import annotations
@@ -49,12 +48,12 @@ class _UnprovedError(TransferError):
 
 
 class LayerGet:
-    """One layer of many blocks on its way from storages into host memory.
+    """A layer of many blocks being read from storages into host memory.
 
     Each reader reads its share of the blocks, after the shares of earlier layers.
 
     Attributes:
-        error: the first error of a read; None without an error so far.
+        error: the first error of a read, or None without an error.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class LayerGet:
         return not self._left or any(job.expired for job in self._jobs)
 
     def result(self) -> None:
-        """Block until the layer is there.
+        """Block until the layer is present.
 
         Raises:
             TransferError: a read failed, or hangs beyond the executor's deadline.
@@ -112,7 +111,7 @@ class LayerGet:
         self._claims.update(self._done)
 
     def _errors(self, jobs: Sequence[Job]) -> Sequence[BaseException | None]:
-        """Read the layer of some blocks, several in one call; return the error of each or None."""
+        """Read the layer of some blocks in a call and return the error of each block or None."""
         try:
             if len(jobs) == 1:
                 jobs[0].read_layer(self._order.at(jobs[0], self._layer))
@@ -127,20 +126,20 @@ class LayerGet:
 
 
 class LayerLoads:
-    """The loads of one lease.
+    """The loads of a lease.
 
     Args:
-        executor: whose moves they are.
-        lease: made by `Claims.acquire`, or otherwise: it then waits for what others copy.
-        load: the stream that copies.
+        executor: the executor of the moves.
+        lease: a lease made by `Claims.acquire`. A lease made elsewhere waits for foreign copies.
+        load: the stream for the copies.
         connector: makes the copies.
         order: the layers of each group.
-        readers: number of threads that read from storages.
-        rush: completes, on the load stream, the blocks of all leases whose loads have begun.
-        help_on: lets the loads of some leases, or the executor, bring a layer.
+        readers: number of threads reading from storages.
+        rush: completes all begun blocks of all leases, on the load stream.
+        help_on: makes the loads of some leases, or the executor, copy a layer.
 
     Attributes:
-        tokens: the hit count: tokens that the plan covers.
+        tokens: the hit count in tokens, as planned.
         issued: number of layers in flight or complete.
     """
 
@@ -178,7 +177,7 @@ class LayerLoads:
         self._table: torch.Tensor | None = None
         self._error: BaseException | None = None
         self._closed = False
-        self._issuing = threading.Lock()  # no read begins while moves are given back
+        self._issuing = threading.Lock()  # no read begins while moves are cancelled
         self._holes = len(lease.plan.recompute())
         self._jobs = self._news()
         self._foreign = self._others()
@@ -189,11 +188,11 @@ class LayerLoads:
         self._predicted = [plan.ready(layer) for layer in range(self.layers)] if predicts else []
 
     def issue(self, layers: int) -> None:
-        """Start the loads of all layers below `layers`, in the order of layers."""
+        """Start the loads of all layers below `layers`, in order."""
         with self._issuing:
             order = self._order
             for layer in range(self.issued, min(layers, self.layers)):
-                # A job that could not begin earlier lacks previous layers: `_bring` reads it.
+                # `_bring` reads the job if it could not begin earlier and lacks previous layers.
                 reads = [
                     job
                     for job in self._jobs
@@ -208,7 +207,7 @@ class LayerLoads:
                 self.issued = layer + 1
 
     def layerwise_batched_get(self, jobs: Sequence[Job], layer: int) -> LayerGet:
-        """Start reading one layer of many blocks into host memory; `result()` waits for it."""
+        """Start reading a layer of many blocks into host memory. `result()` waits for it."""
         if not self._readers:
             count, host = min(self._most, len(jobs)), torch.device("cpu")
             self._readers = [Stream(f"kvtrie-read-{at}", host) for at in range(count)]
@@ -217,12 +216,12 @@ class LayerLoads:
         return LayerGet(self._claims, self._readers, shares, layer, self._order)
 
     def wait(self, layer: int, current: Current, *, last: bool = True) -> None:
-        """Let the computation wait for a layer.
+        """Make the computation wait for a layer.
 
         Args:
-            layer: the layer, which must have been issued.
+            layer: the layer, already issued.
             current: the caller's stream.
-            last: whether to wait for this request's copies; False if the caller has waited for a
+            last: whether to wait for this request's copies. False if the caller has waited for a
                 later request of the batch.
 
         Raises:
@@ -241,12 +240,12 @@ class LayerLoads:
             ) from self._error
 
     def join(self) -> None:
-        """Block until everything that was issued has been copied, or handed to the GPU."""
+        """Block until all issued loads are copied, or enqueued on the GPU."""
         if self._events:
             self._events[-1].join()
 
     def buffer(self, layer: int) -> LayerBuffer:
-        """Return the match at a layer in one contiguous buffer, valid until the next `wait`.
+        """Return the match at a layer in a contiguous buffer, valid until the next `wait`.
 
         Raises:
             ConfigError: the connector has no buffers.
@@ -263,7 +262,7 @@ class LayerLoads:
         self._executor.wait(self.lease)
 
     def close(self) -> None:
-        """Cancel the moves that have not ended; the manager may plan them again."""
+        """Cancel the unended moves. The manager may plan them again."""
         if self._closed:
             return
         self._closed = True
@@ -278,7 +277,7 @@ class LayerLoads:
             self._take_back(layer)
 
     def _give_back(self) -> None:
-        """Cancel the moves that have not ended, once no read and no copy uses their slots."""
+        """Cancel the unended moves, once no read and no copy uses their slots."""
         with self._issuing:
             self._join_reads()
             for job in (*self._jobs, *self._claims.claim(self.lease.id)):
@@ -295,7 +294,7 @@ class LayerLoads:
         try:
             self._claims.until(lambda: all(read.over for read in reads), "reads do not end")
         except TransferError:
-            # Reads whose moves have all failed return by themselves soon.
+            # Reads with only failed moves return soon by themselves.
             for reader in self._readers:
                 reader.synchronize()
             if not all(read.over for read in reads):
@@ -305,20 +304,20 @@ class LayerLoads:
         return self._load.submit(partial(self._guarded, call), wake=False)
 
     def _guarded(self, call: Callable[[], None]) -> None:
-        """On the load stream: bring something about, or note why that failed."""
+        """Run a call on the load stream and record its error."""
         if self._error is not None:
             return
         try:
             call()
         except BaseException as caught:  # noqa: BLE001 - raised by `wait`
             self._error = caught
-            # Its own pass may never come, and other leases wait for these moves.
+            # The lease's pass may never come, and other leases wait for these moves.
             with suppress(TransferError):
                 self._load.settle()
                 self._give_back()
 
     def _starts(self, job: Job) -> bool:
-        """Begin a job if it may start at once; return whether it has begun."""
+        """Begin a job if it may start at once and return whether it has begun."""
         if not job.begun and self._claims.startable(job):
             self._begin(job)
         return job.begun
@@ -327,7 +326,7 @@ class LayerLoads:
         """Begin a job, after blocking until it may start."""
         if job.begun:
             return
-        # Its `after` may belong to a claimed job with layers that no pass wants yet: finish those.
+        # Its `after` may belong to a claimed job with layers not yet requested: finish that job.
         if job.after and self._claims.leases_of([job.after]):
             self._rush()
         if not self._claims.begin(job):
@@ -335,13 +334,13 @@ class LayerLoads:
             raise reads[0] if reads else TransferError("the move that it waited for has failed")
 
     def _read(self, jobs: Sequence[Job], layer: int) -> None:
-        """Start to read a layer of jobs that have begun."""
+        """Start reading a layer of begun jobs."""
         for job in jobs:
             self._read_to[job] = self._order.at(job, layer) + 1
         self._reads.setdefault(layer, []).append(self.layerwise_batched_get(jobs, layer))
 
     def _bring(self, layer: int) -> None:
-        """On the load stream: bring a layer of all blocks, and earlier layers of late blocks."""
+        """Load a layer of all blocks, and earlier layers of late blocks, on the load stream."""
         self._jobs = [job for job in self._jobs if not job.over]
         for job in list(self._jobs):
             if _stored(job) and self._order.place(job, layer) is not None:
@@ -349,13 +348,13 @@ class LayerLoads:
         self._advance([job for job in self._jobs if not job.over], layer)
         if isinstance(self._connector, BufferedConnector) and self._independent:
             self._lay_out(layer)
-        # On a GPU the end of the copies is known only after the stream is synchronised.
+        # On a GPU the end of the copies is known only after synchronizing the stream.
         if self._predicted and (self._load.cuda is None or layer == self.layers - 1):
             now = self._executor.clock()
             self._executor.feedback.saw(Sight(self.lease.id, layer, self._predicted[layer], now))
 
     def hasten(self) -> None:
-        """On the load stream: bring all layers of jobs that have begun: other leases wait."""
+        """Load all layers of begun jobs for waiting leases, on the load stream."""
         self._guarded(self._hasten)
 
     def _hasten(self) -> None:
@@ -365,7 +364,7 @@ class LayerLoads:
         self._advance(able, self.layers - 1)
 
     def _advance(self, jobs: Sequence[Job], layer: int) -> None:
-        """Bring jobs, of which those that read have begun, up to a layer."""
+        """Load jobs up to a layer. Jobs with reads have begun."""
         order, ahead = self._order, self._next
         first = min((ahead.get(job, order.first(job)) for job in jobs), default=layer + 1)
         for at in range(first, layer + 1):
@@ -422,7 +421,7 @@ class LayerLoads:
             if begin is not None and memory:
                 self._load.measure(begin, partial(self._claims.took, memory[0], sum(each)))
         except BaseException as caught:
-            # Of blocks that are damaged the moves have failed; the others may be asked for again.
+            # The moves of damaged blocks have failed. The remaining moves may be planned again.
             blameless = isinstance(caught, _UnprovedError)
             for job in memory:
                 if job.begun:
@@ -436,10 +435,10 @@ class LayerLoads:
                 self._claims.copied(job, size if came else 0, upto, handed=handed)
 
     def _prove(self, job: Job) -> None:
-        """Prove what a kept source has of an earlier process.
+        """Verify the blocks of a kept source from an earlier process.
 
         Raises:
-            _UnprovedError: a block is damaged; its move has been reported failed.
+            _UnprovedError: a block is damaged, and its move was reported failed.
         """
         reasons = self._claims.prove(job)
         if reasons:
@@ -455,20 +454,20 @@ class LayerLoads:
         return self._copies[job]
 
     def _news(self) -> list[Job]:
-        """Claim the loads that were handed out since the last call."""
+        """Claim the loads issued since the last call."""
         jobs = self._claims.claim(self.lease.id)
         self._mine += [job.ids for job in jobs]
         return jobs
 
     def _others(self) -> set[int]:
-        """The moves that the lease awaits and that jobs of others carry out."""
+        """Return the awaited moves executed by foreign jobs."""
         awaited = self.lease.after
         if len(self._mine) == 1 and np.array_equal(awaited, self._mine[0]):
             return set()
         return set[int](awaited.tolist()).difference(*(ids.tolist() for ids in self._mine))
 
     def _await_others(self, layer: int, current: Current) -> None:
-        """Wait for a layer of other requests' moves, stores that free a slot and late own loads."""
+        """Wait for a layer of foreign moves, of stores that free a slot, and of late own loads."""
         claims, lease = self._claims, self.lease
         while self._error is None:
             if news := self._news():
@@ -483,13 +482,13 @@ class LayerLoads:
                     claims.claimable(lease.id)
                     or self._there(layer)
                     or claims.stalled(self._foreign)
-                    # A failed load may be planned again for another lease, on which this one waits.
+                    # A failed load may be planned again for a lease awaited by this lease.
                     or any(map(claims.claimable, claims.leases_of(self._foreign)))
                 ),
                 f"lease {lease.id} awaits moves that no thread carries out",
             )
             if claims.stalled(self._foreign):
-                # Slots in transit are short: blocks with some layers must be completed first.
+                # Slots in transit are short: complete the partially loaded blocks first.
                 self._submit(self._rush).join()
         holes = len(lease.plan.recompute())
         if self._error is None and (lease.matched < self.tokens or holes > self._holes):
@@ -499,12 +498,12 @@ class LayerLoads:
         current.wait(self._load.submit(lambda: None))
 
     def _there(self, layer: int) -> bool:
-        """Whether the moves that others carry out have brought a layer."""
+        """Return whether the foreign moves have loaded a layer."""
         self._foreign = self._others()
         return self._claims.layer_there(self._foreign, layer, self._order)
 
     def _take_late(self, jobs: list[Job], layer: int) -> None:
-        """On the load stream: bring late jobs up to a layer; all are given back if a load fails."""
+        """Load late jobs up to a layer on the load stream, and cancel all jobs after an error."""
         self._guarded(partial(self._catch_up, jobs, layer))
         self._jobs += [job for job in jobs if not job.over]
         if self._error is not None:
@@ -512,7 +511,7 @@ class LayerLoads:
                 self._give_back()
 
     def _catch_up(self, jobs: list[Job], layer: int) -> None:
-        """On the load stream: bring late jobs up to the layer that all other jobs have reached."""
+        """Load late jobs up to the layer reached by the earlier jobs, on the load stream."""
         for job in jobs:
             if _stored(job):
                 self._begin(job)
@@ -532,5 +531,5 @@ class LayerLoads:
 
 
 def _stored(job: Job) -> bool:
-    """Whether it reads from a storage."""
+    """Return whether a job reads from a storage."""
     return not isinstance(job.source, Pool)

@@ -1,8 +1,9 @@
-"""LayerOrder: the order in which a pass reaches the layers of each group.
+"""LayerOrder: maps the layers of the model to the layers of each group.
 
-Moves count layers within their group. A pass counts the layers of the model, of which several
-groups have one each, or the same one (attention and a state).
-Invariant: with one group both count alike. Cost: a look into a table.
+Moves count layers within their group. A pass counts the layers of the model. Groups have different
+layers of the model, or share them (attention and a state).
+Invariant: with a single group both counts are equal.
+Cost: a table lookup.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ class LayerOrder:
     """The layers of some groups.
 
     Args:
-        groups: of each group its layers of the model, ascending.
+        groups: the ascending layers of the model in each group.
 
     Attributes:
-        layers: layers of the model, up to the last one of a group.
+        layers: layers of the model, up to the last layer of any group.
     """
 
     def __init__(self, groups: Sequence[Sequence[int]]) -> None:
@@ -36,18 +37,18 @@ class LayerOrder:
         ]
 
     def place(self, job: Job, layer: int) -> int | None:
-        """The number in its group of a layer of the model; None if a job does not bring it."""
+        """Return a layer's number in the job's group, or None if the job does not load it."""
         at = self._places[job.group].get(layer, -1)
         return at if job.layers[0] <= at < job.layers[1] else None
 
     def at(self, job: Job, layer: int) -> int:
-        """The number in its group of a layer of the model that a job brings."""
+        """Return a layer's number in the job's group, for a layer loaded by the job."""
         return self._places[job.group][layer]
 
     def first(self, job: Job) -> int:
-        """The first layer of the model that a job brings."""
+        """Return the first layer of the model loaded by a job."""
         return self._groups[job.group][job.layers[0]]
 
     def there(self, job: Job, layer: int) -> bool:
-        """Whether a job has brought all that a pass needs of its group up to a layer."""
+        """Return whether a job has loaded its group's layers up to a layer of the model."""
         return job.there >= self._before[job.group][layer]

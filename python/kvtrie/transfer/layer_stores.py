@@ -1,9 +1,11 @@
-"""LayerStores: the stores of one pass, copied to the host while later layers compute.
+"""LayerStores: copies the stores of a pass to host memory while later layers compute.
 
-Layers are copied to spare blocks of the host's pool, since a block is cached only when all layers
-are written. At the commit the manager plans its stores, and their slots adopt the spare blocks.
-Invariant: spare blocks for all layers are taken before the first layer, or none; an aborted pass
-returns all of them. Cost: per layer one call on the store stream and a few operations on arrays.
+Layers are copied to spare blocks of the host pool, because a block is cached only when all its
+layers are written. At the commit the manager plans its stores, and their slots adopt the spare
+blocks.
+Invariant: spare blocks for all layers are taken before the first layer, or none. An aborted pass
+returns all of them.
+Cost: per layer a call on the store stream and a few array operations.
 """
 
 from __future__ import annotations
@@ -35,26 +37,26 @@ _BELOW = 1
 
 
 class LayerStores:
-    """Stores of the tokens that a pass computes after the tokens of a lease.
+    """Stores of the tokens computed by a pass after the tokens of a lease.
 
     Args:
         executor: its manager commits the tokens.
         lease: a lease with room for the tokens.
         tokens: the tokens, as `Lease.commit` takes them.
-        store: the stream that copies.
+        store: the stream for the copies.
         connector: makes the copies.
-        wait_for_loads: blocks while a load that a lease awaits is in flight.
+        wait_for_loads: blocks while a load awaited by a lease is in flight.
 
     Raises:
-        ConfigError: tiers that do not store what is committed, or no pool to store it to.
-        NoSpaceError: the host's pool has fewer spare blocks than the pass fills.
+        ConfigError: the first tier is not written through, or no host pool is below it.
+        NoSpaceError: the host pool has fewer spare blocks than the pass fills.
     """
 
     def __init__(
         self,
         executor: Executor,
         lease: Lease,
-        tokens: Any,  # noqa: ANN401 - whatever the manager takes as tokens
+        tokens: Any,  # noqa: ANN401 - any token type of the manager
         store: Stream,
         connector: PagedConnector,
         *,
@@ -83,7 +85,7 @@ class LayerStores:
         self._blocks = range(first, last)
         self._error: BaseException | None = None
         each, slots = np.arange(pool.layers), lease.slots(0)[..., first:last].astype(np.int64)
-        # Of layer slots the table has a row per layer.
+        # A table of layer slots has a row per layer.
         units = slots.T if pool.layer_slots else pool.layer_units(slots, 0)[:, None] + each
         self._spares = below.set_aside(len(self._blocks))
         spares = below.spare_units(self._spares)[:, None] + each
@@ -91,12 +93,12 @@ class LayerStores:
         self._way = Job(pool, below, (0, _BELOW), store=True)
 
     def save(self, layer: int, current: Current | None) -> None:
-        """Start copying a layer down.
+        """Start copying a layer to host memory.
 
         Args:
-            layer: which.
-            current: the caller's stream, which has computed it; None where an earlier request of
-                the batch has made the store stream wait for it.
+            layer: the layer.
+            current: the stream of the computation, or None if an earlier request of the batch has
+                already made the store stream wait for it.
         """
         if current is not None:
             self._store.wait(current.record())
@@ -104,13 +106,13 @@ class LayerStores:
             self._store.submit(partial(self._copy, layer))
 
     def commit(self) -> Committed:
-        """Block until all layers are down, and commit the tokens.
+        """Block until all layers are copied, and commit the tokens.
 
-        The stores that the manager then asks for copy nothing: the slots that they would fill get
-        the bytes of the spare blocks. Stores of other blocks are the runner's.
+        The stores then planned by the manager copy nothing: their slots adopt the spare blocks. The
+        runner executes the remaining stores.
 
         Raises:
-            TransferError: a copy failed. Nothing is committed then.
+            TransferError: a copy failed, and nothing was committed.
         """
         self._store.synchronize()
         if self._error is not None:
@@ -147,7 +149,7 @@ class LayerStores:
         if self._error is not None:
             return
         try:
-            # Both directions at once slow each other down: loads that a pass waits for come first.
+            # Copies in both directions slow each other down: awaited loads come first.
             self._wait_for_loads()
             self._claims.copying(self._way)
             begin, came = self._store.mark(), 0
@@ -162,7 +164,7 @@ class LayerStores:
             self._error = caught
 
     def close(self) -> None:
-        """Give back what was not committed. Closing twice does nothing."""
+        """Return the unused spare blocks. Closing twice does nothing."""
         if self._spares:
             self._store.synchronize()
             self._below.put_back(self._spares)

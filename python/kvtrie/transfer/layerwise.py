@@ -1,10 +1,11 @@
-"""LayerwiseEngine: loads and stores that stagger through a forward pass, layer by layer.
+"""LayerwiseEngine: overlaps loads and stores with a forward pass, layer by layer.
 
-Leases and plans decide; the engine carries out the executor's moves in the order of layers while
-the pass computes. It uses three streams: the caller's, one for loads and one for stores.
+Leases and plans decide. The engine executes the executor's moves in the order of layers while the
+pass computes. It uses three streams: the caller's stream, a load stream and a store stream.
 Invariant: `retrieve_layer` yields layers + 2 times and `store_layer` layers + 1 times, with or
-without a hit; an aborted one releases all that it has taken. Cost: per pass one claim of the
-lease's moves and one report of their end; per layer a call on a stream.
+without a hit. An aborted generator releases all its resources.
+Cost: per pass a claim of the lease's moves and a report of their end. Per layer a call on a
+stream.
 """
 
 from __future__ import annotations
@@ -45,19 +46,19 @@ _AHEAD = 2
 
 @dataclass(frozen=True, slots=True)
 class Layerwise:
-    """How a `LayerwiseEngine` works.
+    """Settings of a `LayerwiseEngine`.
 
     Attributes:
-        use_layerwise: start a pass when layer 0 is there; otherwise when all layers are.
-        blending: gather each layer's match in one buffer, for fusion.
+        use_layerwise: start a pass when layer 0 is present, otherwise when all layers are present.
+        blending: gather each layer's match in a buffer, for fusion.
         use_gpu: copy through staging buffers on the first tier's device, instead of directly.
-        look_ahead: layers in flight while one computes; with `blending` at most as many as
-            staging holds. By default 2, and all of them for a `KvtrieCache`.
-        staging_bytes: the most that staging buffers of one direction take, also as "64MiB".
-        readers: threads that read from storages, per request.
+        look_ahead: layers in flight during the computation of a layer, with `blending` limited by
+            staging. By default 2, and all layers for a `KvtrieCache`.
+        staging_bytes: maximum size of the staging buffers per direction, also as "64MiB".
+        readers: threads per request that read from storages.
 
     Raises:
-        ConfigError: a number out of range.
+        ConfigError: a number is out of range.
     """
 
     use_layerwise: bool = True
@@ -76,11 +77,11 @@ class Layerwise:
 
 
 class Request(NamedTuple):
-    """One request of a batch.
+    """A request of a batch.
 
     Attributes:
-        lease: the blocks that it holds.
-        tokens: the tokens that the pass computes after those that the lease holds.
+        lease: its lease.
+        tokens: the tokens computed by the pass after the tokens of the lease.
     """
 
     lease: Lease
@@ -90,11 +91,11 @@ class Request(NamedTuple):
 class LayerwiseEngine:
     """Loads and stores KV while the passes of one model compute.
 
-    Only the thread that runs the passes may call it. While an engine with `settings` is open,
-    caches and fetches that are opened on its executor load through it, with its settings.
+    Only the thread of the passes may call it. An open engine with `settings` also loads for all
+    caches and fetches opened on its executor, with its settings.
 
     Args:
-        executor: its manager and pools are used.
+        executor: the executor of the manager and pools.
         settings: the settings; `Layerwise()` by default.
 
     Attributes:
@@ -102,10 +103,10 @@ class LayerwiseEngine:
         current: the caller's stream.
         load: the stream of loads.
         store: the stream of stores.
-        layerwise_retrievers: a generator per request of the batch that runs.
+        layerwise_retrievers: a generator per request of the running batch.
 
     Raises:
-        ConfigError: the first tier has no memory, or it keeps groups of layers apart and the
+        ConfigError: the first tier has no memory, or it keeps separate groups of layers and the
             settings ask for buffers.
     """
 
@@ -138,16 +139,16 @@ class LayerwiseEngine:
 
     @classmethod
     def of(cls, executor: Executor) -> LayerwiseEngine:
-        """Return the engine through which caches and fetches load single leases by `open`.
+        """Return the engine for loads of single leases by caches and fetches, through `open`.
 
-        That is the last one that was opened with settings on the executor, until it is closed;
-        otherwise one with default settings, which ends with its executor.
+        It is the last open engine with settings on the executor. Otherwise it is an engine with
+        default settings, closed with its executor.
 
         Args:
-            executor: whose.
+            executor: the executor.
 
         Raises:
-            ConfigError: the first tier has no memory, or the settings say `blending`: caches and
+            ConfigError: the first tier has no memory, or the settings have `blending`: caches and
                 fetches load into their own slots.
         """
         with _sharing:
@@ -161,7 +162,7 @@ class LayerwiseEngine:
                     )
                 return engine
             if executor not in _shared:
-                # It keeps no executor alive: one may simply be dropped.
+                # A proxy keeps no executor alive, so it may be dropped without `close`.
                 _shared[executor] = cls(weakref.proxy(executor))
             return _shared[executor]
 
@@ -172,9 +173,9 @@ class LayerwiseEngine:
         self.close()
 
     def acquire(self, tokens: Any, **options: Any) -> Lease:  # noqa: ANN401 - as the manager's
-        """`BlockManager.acquire`, whose loads wait for `retrieve_layer`.
+        """Call `BlockManager.acquire`, and hold its loads until `retrieve_layer`.
 
-        A lease made elsewhere only loses the order of layers: its loads start at once.
+        The loads of a lease made elsewhere start at once, without the order of layers.
         """
         options.setdefault("now", self.executor.clock())
         options.setdefault("layerwise", self.settings.use_layerwise)
@@ -187,12 +188,12 @@ class LayerwiseEngine:
 
         Args:
             lease: the lease.
-            sync: whether the caller's stream waits for each layer before it is yielded; otherwise
-                another call does, as `wait_for_layer_load` for a batch.
+            sync: whether the caller's stream waits for each layer before its yield. Otherwise wait
+                by a separate call, as `wait_for_layer_load` for a batch.
 
         Yields:
-            The hit count in tokens; each layer's index, when it is there; the hit count again, when
-            nothing is on its way any more. That is `layers + 2` times, also without a hit.
+            The hit count in tokens, then the index of each layer once it is present, and the hit
+            count again once all loads have ended: `layers + 2` values, even without a hit.
 
         Raises:
             TransferError: a layer cannot be loaded. Its remaining moves are cancelled: release the
@@ -206,9 +207,9 @@ class LayerwiseEngine:
             self.end(loads)
 
     def open(self, lease: Lease) -> LayerLoads:
-        """Open the loads of a lease for a caller that issues each layer itself and calls `end`.
+        """Open the loads of a lease for a caller that issues each layer and calls `end`.
 
-        Several may be open at once; a failure of one does not affect the others.
+        Several loads may be open together. A failure of a lease does not affect the rest.
 
         Args:
             lease: the lease.
@@ -218,7 +219,7 @@ class LayerwiseEngine:
         return loads
 
     def end(self, loads: LayerLoads) -> None:
-        """End loads that `open` gave: layers that have not come can be asked for again."""
+        """End loads opened by `open`. Missing layers can be loaded again."""
         try:
             loads.close()
         finally:
@@ -226,22 +227,23 @@ class LayerwiseEngine:
             self._release_staging()
 
     def store_layer(self, lease: Lease, tokens: Any) -> Generator[int | Committed]:  # noqa: ANN401
-        """Store the KV that a pass computes, layer by layer, and commit its tokens.
+        """Store the KV computed by a pass, layer by layer, and commit its tokens.
 
-        Each step is to be made when its layer has been computed, or handed to the GPU.
+        Advance the generator after each layer is computed, or enqueued on the GPU.
 
         Args:
-            lease: with room for the tokens.
-            tokens: the tokens that the pass computes after those that the lease holds.
+            lease: a lease with room for the tokens.
+            tokens: the tokens computed by the pass after the tokens of the lease.
 
         Yields:
-            Each layer's index, when its copy has been started; what `Lease.commit` gave, when all
-            is down. That is `layers + 1` times.
+            The index of each layer once its copy has started, then the result of `Lease.commit`
+            once all layers are copied: `layers + 1` values.
 
         Raises:
-            NoSpaceError: the host has no room for all layers of all blocks; before the first layer.
+            NoSpaceError: the host has no room for all layers of all blocks. Raised before the first
+                layer.
             ConfigError: the first tier is not written through to memory.
-            TransferError: a copy failed; nothing is committed.
+            TransferError: a copy failed, and nothing was committed.
         """
         stores = self._open_stores(lease, tokens)
         self._single_stores.add(stores)
@@ -256,13 +258,13 @@ class LayerwiseEngine:
             self._release_staging()
 
     def start_load_kv(self, batch: Sequence[Request]) -> list[int]:
-        """Begin a pass over several requests: their first layers are on their way.
+        """Begin a pass over several requests and start the loads of their first layers.
 
         Returns:
-            The hit count of each, in tokens.
+            The hit count of each request, in tokens.
 
         Raises:
-            ConfigError: the pass before it has not been ended by `wait_for_save` or `abort`.
+            ConfigError: the previous pass was not ended by `wait_for_save` or `abort`.
         """
         if self._batch:
             raise ConfigError(f"a pass over {len(self._batch)} requests has not ended")
@@ -270,7 +272,7 @@ class LayerwiseEngine:
         try:
             self._loads = [self._open_loads(request.lease) for request in batch]
             ahead = self._ahead(sum(one.tokens for one in self._loads))
-            # A step brings one layer of each request; the wait for it comes with the last of them.
+            # A step loads a layer of each request. Only the last request waits for it.
             self.layerwise_retrievers = [
                 self._retrieve(one, max(0, ahead - 1), sync=False) for one in self._loads
             ]
@@ -284,17 +286,17 @@ class LayerwiseEngine:
         return hits
 
     def wait_for_layer_load(self, layer: int) -> None:
-        """Before a layer computes: start the next one's loads, and wait for its own.
+        """Start the loads of the next layer and wait for a layer, before its computation.
 
-        The caller's stream waits once, with the last request, for all of them.
+        The caller's stream waits once for all requests, with the last request.
 
         Raises:
-            TransferError: a request's layer does not come; call `abort`.
+            TransferError: a request's layer cannot be loaded. Call `abort`.
         """
         if layer + 1 < self.layers:
             for one in self.layerwise_retrievers:
                 next(one)
-        # The load stream reaches the last request's event after those of all other requests.
+        # The load stream reaches the last request's event after the events of earlier requests.
         for at, loads in enumerate(reversed(self._loads)):
             loads.wait(self.wanted(layer), self.current, last=at == 0)
         self.load.wake()
@@ -303,12 +305,12 @@ class LayerwiseEngine:
                 next(one)
 
     def save_kv_layer(self, layer: int) -> None:
-        """After a layer has been computed: start its stores.
+        """Start the stores of a computed layer.
 
-        The store stream waits for the caller's once, with the first request.
+        The store stream waits for the caller's stream once, with the first request.
 
         Raises:
-            NoSpaceError: at the first layer: the host has no room for all of them.
+            NoSpaceError: at the first layer: the host has no room for all layers.
         """
         if layer == 0:
             self._stores = []
@@ -318,30 +320,30 @@ class LayerwiseEngine:
             stores.save(layer, self.current if at == 0 else None)
 
     def wait_for_save(self) -> list[Committed]:
-        """End a pass: store and commit the tokens that it computed.
+        """End a pass: store and commit the computed tokens.
 
         Returns:
-            For each request of the batch what `Lease.commit` gave.
+            The result of `Lease.commit` for each request of the batch.
 
         Raises:
-            TransferError: a copy failed; call `abort`.
+            TransferError: a copy failed. Call `abort`.
         """
         committed = [stores.commit() for stores in self._stores]
         self._end()
         return committed
 
     def buffer(self, lease: Lease, layer: int) -> LayerBuffer:
-        """Return, with `blending`, the match of a lease at the layer that was waited for last.
+        """Return the match of a lease at the last awaited layer, with `blending`.
 
         Args:
-            lease: a lease whose loads are open.
+            lease: a lease with open loads.
             layer: the layer.
 
         Returns:
             K `(tokens, kv_heads, head_dim)` and V in the order of the tokens.
 
         Raises:
-            ConfigError: nothing is retrieved for that lease, or not into buffers.
+            ConfigError: the lease has no open loads, or the engine has no buffers.
         """
         for loads in (*self._loads, *self._single_loads):
             if loads.lease.id == lease.id:
@@ -349,21 +351,21 @@ class LayerwiseEngine:
         raise ConfigError(f"nothing is retrieved for lease {lease.id}")
 
     def abort(self) -> None:
-        """Release all that the running pass has taken, except its leases."""
+        """Release all resources of the running pass, except its leases."""
         self._end()
 
     @property
     def look_ahead(self) -> int:
-        """Layers in flight while one computes, of a pass that this engine drives."""
+        """Layers in flight during the computation of a layer, for passes driven by this engine."""
         return _AHEAD if self.settings.look_ahead is None else self.settings.look_ahead
 
     @property
     def staged_bytes(self) -> int:
-        """Bytes of its staging buffers and layer buffers."""
+        """Bytes of the staging buffers and layer buffers."""
         return self.connector.staged_bytes
 
     def close(self) -> None:
-        """Abort what runs and end the streams. Closing twice does nothing."""
+        """Abort the running pass and end the streams. Closing twice does nothing."""
         self._end()
         with _sharing:
             for executor in [at for at, opened in _opened.items() if opened() is self]:
@@ -384,7 +386,7 @@ class LayerwiseEngine:
         self._release_staging()
 
     def _release_staging(self) -> None:
-        # Requests share the buffers of a direction: the last one gives them back.
+        # Requests share the buffers of a direction, so the last request releases them.
         if not (self._loads or self._stores or self._single_loads or self._single_stores):
             self.connector.release()
 
@@ -405,7 +407,7 @@ class LayerwiseEngine:
             loads.hasten()
 
     def _help(self, leases: Collection[int], layer: int) -> None:
-        """Bring a layer of some leases' loads, for which another lease of this thread waits."""
+        """Load a layer for leases awaited by this thread."""
         for loads in (*self._loads, *self._single_loads):
             if loads.lease.id in leases:
                 loads.issue(layer + 1)
@@ -435,17 +437,17 @@ class LayerwiseEngine:
         yield loads.tokens
 
     def wanted(self, layer: int) -> int:
-        """Return the index of the layer that has to be there for this one to compute."""
+        """Return the layer to wait for before a layer computes."""
         return layer if self.settings.use_layerwise else self.layers - 1
 
     def _ahead(self, tokens: int) -> int:
-        """Return the number of layers that may be in flight while one computes."""
+        """Return the maximum number of layers in flight during the computation of a layer."""
         if isinstance(self.connector, BufferedConnector):
             return min(self.look_ahead, self.connector.layers_at_once(tokens) - 1)
         return self.look_ahead
 
     def _join_loads(self) -> None:
-        """Block while a load that a lease awaits is in flight."""
+        """Block while a load awaited by a lease is in flight."""
         for loads in (*self._loads, *self._single_loads):
             loads.join()
         claims = self.executor.claims

@@ -1,10 +1,10 @@
-"""Ledger: the moves of a runner, from the call that brings them to the report of their end.
+"""Ledger: tracks the moves of a runner from submission to their final report.
 
-It queues them, begins their jobs, fails those past their deadline and those that nothing can carry
-out any more, and starts or drops the ones that waited for them. It copies nothing.
-Invariant: a move starts only after its `after` has ended well; each move is reported exactly once
-as done or failed; one that still runs when it is reported failed is reported again when it ends.
-Cost: one lock, held for bookkeeping and calls of the sink (microseconds), never for a copy.
+It queues moves, begins their jobs, fails late and blocked moves, and starts or drops dependents. It
+copies nothing.
+Invariant: a move starts only after its `after` has ended well. Each move is reported exactly once
+as done or failed. A move reported failed while still running is reported again at its end.
+Cost: a lock, held for bookkeeping and sink calls (microseconds), never for a copy.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ _DEPENDS = "the move that it waits for has failed"
 
 
 class Ledger:
-    """The moves of one runner that have not ended.
+    """The unended moves of a runner.
 
     Args:
-        pools: the pool or storage of each tier; None for bytes that are not in this process.
+        pools: the pool or storage of each tier, or None for bytes outside this process.
         tiers: the manager's tiers.
-        threads: the threads of each storage; those that copy between pools under None.
-        outbox: takes the reports, and has the sink that gives more moves.
-        on_call: whether one thread carries out all jobs, and only during a call that waits.
-        deadline_ns: nanoseconds that a job may run before its moves are reported failed; None for
-            no end.
+        threads: the threads of each storage, and under None the threads for copies between pools.
+        outbox: receives the reports, and holds the sink for more moves.
+        on_call: whether a single thread executes all jobs, and only during a waiting call.
+        deadline_ns: maximum run time of a job in nanoseconds, after which its moves are reported
+            failed, or None for no limit.
         clock: nanoseconds, monotone.
-        moves_per_job: the most moves that are copied and reported together.
-        compute: the stream that may still write the sources of new moves; None without a GPU.
+        moves_per_job: maximum number of moves copied and reported together.
+        compute: the stream possibly still writing the sources of new moves, or None without a GPU.
 
     Attributes:
-        pools: as given, as are `clock`, `deadline_ns`, `moves_per_job` and `on_call`.
-        section: the lock of all that follows.
-        schedule: jobs that wait and run.
-        claimed: by lease, loads that a layer-wise engine carries out itself and has not begun.
-        closed: whether the runner was closed, or dropped.
+        pools: as given, like `clock`, `deadline_ns`, `moves_per_job` and `on_call`.
+        section: the lock of the attributes below.
+        schedule: waiting and running jobs.
+        claimed: by lease, claimed loads not yet begun by a layer-wise engine.
+        closed: whether the runner was closed or dropped.
 
     Raises:
-        ConfigError: a limit of writes to a remote tier below one block.
+        ConfigError: the write limit of a remote tier is below the size of a block.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class Ledger:
         self._threads = threads
         self._outbox = outbox
         self._broken: BaseException | None = None
-        self._given: list[Job] = []  # with `on_call`: what the thread begins next
+        self._given: list[Job] = []  # with `on_call`: the thread's next jobs
 
     def submit(self, moves: Moves) -> None:
-        """Take moves in, as `Runner.submit`."""
+        """Accept moves, as for `Runner.submit`."""
         with self.section:
             self.check()
             ids = moves.id.tolist()
@@ -107,7 +107,7 @@ class Ledger:
             why = misaddressed(moves, self.pools)
             for row, reason in why.items():
                 self.report([ids[row]], error=reason)
-            # In topological order, so one pass finds chains; most batches wait for nothing.
+            # In topological order, so one pass finds chains. Few batches have dependencies.
             for row in np.flatnonzero(moves.after).tolist():
                 if row not in why and int(moves.after[row]) in self._outbox.failed:
                     why[row] = _DEPENDS
@@ -121,7 +121,7 @@ class Ledger:
         *,
         blame: bool = False,
     ) -> int:
-        """Fail moves that have not started, as `Runner.cancel`."""
+        """Cancel moves not yet started, as for `Runner.cancel`."""
         with self.section:
             gone, with_them = self.schedule.queue.cancel(ids)
             if gone:
@@ -131,7 +131,7 @@ class Ledger:
             return len(gone) + len(with_them)
 
     def shut(self, why: str) -> None:
-        """Cancel what has not started; the threads end when they have nothing left to do."""
+        """Cancel the moves not yet started. The threads end after their last job."""
         with self.section:
             if not self.closed:
                 self.closed = True
@@ -139,40 +139,40 @@ class Ledger:
                 self.section.notify_all()
 
     def abandon(self, why: str) -> None:
-        """Cancel every move: no thread works for a job that runs."""
+        """Cancel every move, including running jobs, because no thread works for them."""
         self.shut(why)
         for job in list(self.schedule.running):
             self.end(job, why, cancelled=True)
 
     def wake(self) -> None:
-        """Have every thread that waits look again."""
+        """Make every waiting thread check again."""
         with self.section:
             self.section.notify_all()
 
     @property
     def here(self) -> bool:
-        """Whether this is the process that made it."""
+        """Whether this process created the ledger."""
         return self.section.here
 
     @property
     def pending(self) -> int:
-        """Moves that have not ended, those that hang included."""
+        """Number of unended moves, including hung moves."""
         with self.section.lock:
             return self.schedule.left()
 
     @property
     def hangs(self) -> bool:
-        """Whether all moves that have not ended hang."""
+        """Whether all unended moves hang."""
         with self.section.lock:
             return self.schedule.left() == self.schedule.late()
 
     @property
     def over(self) -> bool:
-        """Whether no move is taken in any more: closed, or a report could not be made."""
+        """Whether moves are refused: after closing, or after a failed report."""
         return self.closed or self._broken is not None
 
     def check(self) -> None:
-        """Raise if no move can be taken in any more.
+        """Raise if moves are refused.
 
         Raises:
             TransferError: the runner is closed, or a worker could not report.
@@ -183,10 +183,10 @@ class Ledger:
             raise TransferError("the runner is closed")
 
     def poll(self, before: Callable[[], object] | None = None) -> bool:
-        """From within the section: take moves in, and fail those past their deadline.
+        """Take new moves and fail late and blocked moves. Call it in the section.
 
         Args:
-            before: called first, if the runner is open.
+            before: called first, unless moves are refused.
 
         Returns:
             Whether anything has changed.
@@ -202,15 +202,15 @@ class Ledger:
         stuck: str,
         before: Callable[[], object] | None = None,
     ) -> None:
-        """Block until a condition holds; it is checked again after each change of a move.
+        """Block until a condition holds, and check it again after each change of a move.
 
         Args:
             done: the condition, called in the section.
             stuck: text of the error.
-            before: called first each time, in the section.
+            before: called before each check, in the section.
 
         Raises:
-            TransferError: with the text `stuck`, if no move is left that could bring it about.
+            TransferError: with the text `stuck`, if no remaining move can make the condition true.
         """
         while True:
             with self.section:
@@ -227,7 +227,7 @@ class Ledger:
             ticket.wait()
 
     def settle(self) -> set[threading.Thread | None]:
-        """Block until every job that runs has ended or hangs; return the threads that hang."""
+        """Block until all running jobs have ended or hang, and return the threads of hung jobs."""
         while True:
             with self.section:
                 self._expire()
@@ -238,9 +238,9 @@ class Ledger:
             ticket.wait()
 
     def take(self) -> bool:
-        """From within the section: accept moves of the sink; return whether there were any.
+        """Accept new moves of the sink and return whether there were any. Call it in the section.
 
-        The lock is held, so no completion can slip in between.
+        The lock is held, so no completion can happen in between.
         """
         sink = self._outbox.sink
         if sink is None or self.over:
@@ -254,10 +254,10 @@ class Ledger:
         return True
 
     def accept(self, moves: Moves) -> None:
-        """From within the section: queue moves whose tiers and slots the pools have."""
+        """Queue moves with valid addresses. Call it in the section."""
         event = self._compute.record_event() if self._compute is not None else None
         schedule, claimed = self.schedule, self.claimed
-        pools = cast("Sequence[TierBytes]", self.pools)  # those of the moves are here
+        pools = cast("Sequence[TierBytes]", self.pools)  # the tiers of the moves are not None
         for job in group(moves, pools, schedule.unended, self.moves_per_job, claimed):
             job.event = event
             schedule.queue.add(job)
@@ -266,23 +266,23 @@ class Ledger:
         self.section.notify_all()
 
     def begin(self, worker: threading.Thread, storage: int | None) -> list[Job]:
-        """From within the section: the jobs that one of the threads carries out next.
+        """Return the next jobs of a thread. Call it in the section.
 
         Args:
             worker: the thread.
-            storage: the storage whose jobs it carries out; None for copies between pools.
+            storage: the storage of the thread, or None for copies between pools.
         """
         self._expire()
         jobs, self._given = self._given, []
         return jobs if self.on_call else self._next(worker, storage)
 
     def end(self, job: Job, error: str | None = None, *, cancelled: bool = False) -> None:
-        """Report the end of a running job and start the jobs that waited for it.
+        """Report the end of a running job and start its dependents.
 
         Args:
             job: the job.
-            error: why it failed; None if it ended well.
-            cancelled: its lease gave it up: neither source nor destination is to blame.
+            error: the reason of a failure, or None.
+            cancelled: cancelled by its lease, so neither source nor destination is to blame.
         """
         with self.section:
             self.schedule.running.remove(job)
@@ -300,7 +300,7 @@ class Ledger:
             self._release(job.ids, ok=error is None)
             try:
                 self.take()
-            except Exception as broken:  # noqa: BLE001 - raised to the caller that waits
+            except Exception as broken:  # noqa: BLE001 - raised to the waiting caller
                 self.stop(broken)
             self.section.notify_all()
         if error is not None and not (cancelled or late):
@@ -317,14 +317,14 @@ class Ledger:
         hung: bool = False,
         cancelled: bool = False,
     ) -> None:
-        """Pass a report on to the sink, or keep it for `Runner.reports`; call it in the section.
+        """Pass a report to the sink, or keep it for `Runner.reports`. Call it in the section.
 
         Args:
             ids: the moves.
-            layers_done: number of layers that have arrived, for moves that still run.
-            error: why the moves failed; None if they did not.
-            hung: they passed the deadline and still run.
-            cancelled: they failed and never started.
+            layers_done: number of copied layers, for running moves.
+            error: the reason of a failure, or None.
+            hung: the moves passed the deadline and still run.
+            cancelled: the moves failed without starting.
         """
         if not len(ids):
             return
@@ -332,7 +332,7 @@ class Ledger:
             self._outbox.report(
                 ids, layers_done=layers_done, error=error, hung=hung, cancelled=cancelled
             )
-        except Exception as broken:  # noqa: BLE001 - raised to the caller that waits
+        except Exception as broken:  # noqa: BLE001 - raised to the waiting caller
             self.stop(broken)
 
     def report_progress(
@@ -346,13 +346,13 @@ class Ledger:
         self._outbox.progress(ids, layers_done, layers, error, self.schedule.left)
 
     def patience(self) -> float | None:
-        """Seconds until a deadline passes or a budget lets a job start; None for neither."""
+        """Return the seconds until a deadline passes or a budget frees a job; None if never."""
         return self.schedule.patience(self.deadline_ns, self.clock())
 
     def _give(self) -> None:
-        """With `workers=0`: hand the next jobs to the thread, if it has nothing to do.
+        """Hand the next jobs to the idle thread, with `workers=0`.
 
-        The caller only waits, so that Ctrl-C does not stop a copy half-way.
+        The caller only waits, so Ctrl-C does not stop a copy half-way.
         """
         (thread,) = self._threads[None]
         if not any(job.worker is thread for job in self.schedule.running):
@@ -368,15 +368,15 @@ class Ledger:
         return jobs
 
     def admit(self, job: Job) -> None:
-        """Prove and mark the blocks of a running job in kept pools, before its first copy.
+        """Verify and mark the blocks of a running job in kept pools, before its first copy.
 
-        Moves of blocks that cannot be used leave the job, and are reported failed.
+        Moves of unusable blocks leave the job and are reported failed.
         """
         self.fail(job, job.prove())
         self.fail(job, job.mark())
 
     def fail(self, job: Job, failed: Mapping[int, str]) -> list[str]:
-        """Report moves of a running job failed, which leave it; return why."""
+        """Report moves of a running job failed, remove them and return the reasons."""
         for ident, why in failed.items():
             error = f"{TransferError.__name__}: {why}"
             ids = np.array([ident], dtype=np.uint64)
@@ -390,7 +390,7 @@ class Ledger:
         return [*failed.values()]
 
     def advance(self, job: Job, layers_done: int) -> None:
-        """Report the layers that a running job has copied so far."""
+        """Report the number of layers copied by a running job so far."""
         with self.section:
             late = job.state is JobState.LATE
             if not late:
@@ -401,23 +401,23 @@ class Ledger:
             self.report_progress(job.ids, layers_done, job.layers[1] - job.layers[0], None)
 
     def _release(self, ids: NDArray[np.uint64], *, ok: bool) -> None:
-        """Start the jobs that waited for moves that ended well; drop those of failed ones."""
+        """Start the dependents of successful moves, and drop the dependents of failed moves."""
         for ident in self.schedule.queue.awaited(ids):
             self._lose(self.schedule.queue.ended(ident, ok=ok))
 
     def _lose(self, ids: list[int]) -> None:
-        """Report moves that left the queue with the one they waited for."""
-        # A manager has failed them itself, with the move that they name.
+        """Report moves dropped from the queue with their `after`."""
+        # A manager has already failed them, together with their `after`.
         if ids and self._outbox.sink is None:
             self.report(ids, error=_DEPENDS, cancelled=True)
 
     def _give_up(self) -> bool:
-        """Cancel the moves that hanging jobs keep from starting; return whether there were any."""
+        """Cancel the moves blocked by hung jobs and return whether there were any."""
         parts = kept_from_starting(self.schedule, self._threads, on_call=self.on_call)
         return sum(self.cancel(ids, why, blame=blame) for ids, why, blame in parts) > 0
 
     def _expire(self) -> bool:
-        """From within the section: report jobs past their deadline as failed.
+        """Report late jobs as failed. Call it in the section.
 
         Returns:
             Whether there were any.
@@ -439,7 +439,7 @@ class Ledger:
         return found
 
     def stop(self, broken: BaseException) -> None:
-        """Let each caller that waits or comes raise for the error of a worker."""
+        """Make each waiting or later caller raise for the error of a worker."""
         with self.section:
             self._broken = broken
             self.section.notify_all()

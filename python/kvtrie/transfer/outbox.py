@@ -1,9 +1,10 @@
-"""Outbox: the news of a runner's moves that leaves it: reports, progress, and warnings in the log.
+"""Outbox: delivers a runner's reports, progress and log warnings.
 
-Reports go to the sink, where the manager is in this process, and are kept for `Runner.reports`
-otherwise. Progress goes to a callback of the user, outside of the runner's section.
-Invariant: ids of failed moves are remembered exactly where no manager remembers them; the callback
-can stop no thread of the runner. Cost: one tuple per report.
+Reports go to the sink if the manager is in this process. Otherwise they are kept for
+`Runner.reports`. Progress goes to a user callback, outside the runner's section.
+Invariant: ids of failed moves are remembered only without a manager. The callback cannot stop a
+thread of the runner.
+Cost: a tuple per report.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ if TYPE_CHECKING:
 __all__ = ["Outbox", "name_of"]
 
 _LOG = logging.getLogger(__name__)
-_MOST_FAILED = 1 << 16  # ids of failed moves, for later ones that name them as `after`
+_MOST_FAILED = 1 << 16  # ids of failed moves, for later moves depending on them
 
 
 class Outbox:
-    """Reports and failures of moves, on their way out.
+    """Reports and failures of moves.
 
     Args:
         pools: the pool or storage of each tier.
         tiers: the manager's tiers, for their names in the log.
         clock: nanoseconds, monotone.
-        sink: takes the reports; None keeps them for `take`.
-        callback: takes the progress; None drops it.
-        threads: the runner's own threads, of which no exception of the callback ends one.
+        sink: receives the reports, or None to keep them for `take`.
+        callback: receives the progress, or None to drop it.
+        threads: the runner's own threads, never ended by an exception of the callback.
 
     Attributes:
         sink: as given.
-        callback: as given; the runner sets None when it is dropped.
-        news: reports that `take` has not returned.
-        failed: ids of the moves that failed last, where there is no sink.
+        callback: as given, until a dropped runner sets None.
+        news: reports not yet returned by `take`.
+        failed: ids of the most recently failed moves, without a sink.
     """
 
     def __init__(
@@ -81,14 +82,14 @@ class Outbox:
         hung: bool,
         cancelled: bool,
     ) -> None:
-        """Pass a report on to the sink, which may raise anything, or keep it for `take`.
+        """Pass a report to the sink, which may raise anything, or keep it for `take`.
 
         Args:
             ids: the moves, at least one.
-            layers_done: number of layers that have arrived, for moves that still run.
-            error: why the moves failed; None if they did not.
-            hung: they passed the deadline and still run.
-            cancelled: they failed and never started.
+            layers_done: number of copied layers, for running moves.
+            error: the reason of a failure, or None.
+            hung: the moves passed the deadline and still run.
+            cancelled: the moves failed without starting.
         """
         if self.sink is not None:
             self.sink.report(
@@ -120,14 +121,14 @@ class Outbox:
         error: str | None,
         left: Callable[[], int],
     ) -> None:
-        """Call the callback; not in the section, as it may take long.
+        """Call the callback, outside the section because it may take long.
 
         Args:
             ids: the moves.
             layers_done: number of layers copied.
             layers: number of layers of each move.
-            error: why they failed; None if they did not.
-            left: counts the moves that have not ended.
+            error: the reason of a failure, or None.
+            left: counts the unended moves.
         """
         if self.callback is None or not len(ids):
             return
@@ -145,11 +146,11 @@ class Outbox:
                 )
 
     def warn(self, place: object, reason: str) -> None:
-        """Log a failure at a place, once per reason."""
+        """Log a failure of a tier, once per reason."""
         self._failures.warn(place, reason)
 
     def warn_of_store(self, job: Job, error: str) -> None:
-        """Log the failure of a job that is a store, unless its storage does that itself."""
+        """Log the failure of a store, unless the storage logs its failures itself."""
         target = job.tiers[1]
         pool = self._pools[target]
         logs = isinstance(pool, LogsFailures) and pool.logs_failures
@@ -158,7 +159,7 @@ class Outbox:
 
 
 def name_of(at: int, tiers: Sequence[Tier]) -> str:
-    """Return the name of a tier in errors and in the log."""
+    """Return a tier's name for errors and the log."""
     return f"tier {at} ({tiers[at].kind})" if at < len(tiers) else f"tier {at}"
 
 

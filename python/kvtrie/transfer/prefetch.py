@@ -1,12 +1,13 @@
-"""Prefetch from a shared store: ask for the blocks after the local match, and bring them to host.
+"""Prefetch: finds the blocks after the local match in a shared store and loads them to host.
 
-`Prefetcher` asks on other threads and marks the blocks that the store has, for an engine that never
-waits. `BlockingPrefetcher` waits for the answer, and until the blocks are on their way.
-Where groups of layers are kept apart, blocks of each group are asked for and marked by themselves,
-those that the longest border needs of the store (`group_search.py`).
-Invariant: no call returns after its deadline, whatever the store does. Only blocks are marked that
-the store reported or this process wrote or read; one that then cannot be read is a failed load.
-Cost: one hash per block of the prompt, and a question about those that no local tier has.
+`Prefetcher` queries the store on separate threads and marks the blocks found, for an engine that
+never waits. `BlockingPrefetcher` waits for the answer, and until the loads are in flight. With
+separate groups of layers, blocks are queried and marked per group, limited to the blocks needed by
+the longest border (`group_search.py`).
+Invariant: no call returns after its deadline, whatever the store does. Only blocks reported by the
+store, or written or read by this process, are marked. A marked block that cannot be read is a
+failed load.
+Cost: a hash per block of the prompt, and a query for the blocks missing on all local tiers.
 """
 
 from __future__ import annotations
@@ -56,11 +57,10 @@ class Prefetched(NamedTuple):
     """Result of a prefetch, in blocks.
 
     Attributes:
-        asked: names that the store was asked for.
-        found: blocks after the local match that the store has, of groups of layers that are kept
-            apart those before the border that it resumes; they are marked, and on their way to host
-            as far as there was time.
-        refuted: blocks that were believed to be in the store and are not.
+        asked: names queried in the store.
+        found: blocks of the store after the local match, with separate groups of layers up to the
+            resumable border. They are marked, and their loads started as far as time allowed.
+        refuted: blocks believed to be in the store but missing.
         late: names without an answer by the deadline.
     """
 
@@ -71,18 +71,18 @@ class Prefetched(NamedTuple):
 
 
 class Prefetcher:
-    """The questions of one manager to its shared store.
+    """The queries of a manager to its shared store.
 
     Args:
         manager: the manager.
-        find: returns which leading blocks of keys the store has, by a time of `monotonic_ns`; of
-            groups of layers that are kept apart, in the first one.
+        find: returns the leading blocks of keys found in the store, up to a deadline of
+            `monotonic_ns`. With separate groups of layers, it searches the first group.
         clock: nanoseconds, monotone.
-        answers: returns what the store says of blocks of a group, each by itself: its arguments are
-            the group, keys and a time of `monotonic_ns`. None for a model with one group.
+        answers: returns the store's answer for each block of a group. Its arguments are the group,
+            keys and a deadline of `monotonic_ns`. None for a model with a single group.
 
     Raises:
-        ConfigError: groups that are kept apart, without `answers`.
+        ConfigError: the model has separate groups, and `answers` is missing.
     """
 
     def __init__(
@@ -103,13 +103,13 @@ class Prefetcher:
     def ask(
         self, tokens: _Tokens, scope: Scope | None, deadline: int, *, keep: int = 0
     ) -> Question:
-        """Ask for the full blocks of a prompt that no faster tier has, without a wait.
+        """Query the full blocks of a prompt missing on faster tiers, without waiting.
 
         Args:
             tokens: the prompt.
             scope: the scope of its blocks.
-            deadline: when the question ends, nanoseconds of the clock.
-            keep: tokens at the end whose block is not asked for.
+            deadline: end of the query, nanoseconds of the clock.
+            keep: tokens at the end, excluded with their block.
         """
         manager, now = self._manager, self._clock()
         keys = manager.keys(tokens, scope=scope)
@@ -132,7 +132,7 @@ class Prefetcher:
         return question
 
     def near(self, match: Match) -> int:
-        """Leading blocks of a match that a faster tier than the store has whole."""
+        """Return the number of leading blocks of a match complete on a tier above the store."""
         count = 0
         while count < len(match.handles):
             step = max(match.resident(tier, skip=count) for tier in range(self._tier))
@@ -142,10 +142,10 @@ class Prefetcher:
         return count
 
     def take_in(self, question: Question) -> int:
-        """Mark the blocks that the store has, and clear the mark of those that it has lost.
+        """Mark the blocks found in the store, and clear the marks of lost blocks.
 
         Returns:
-            The leading blocks of the prompt that are on a faster tier or marked.
+            The number of leading blocks on a faster tier or marked.
         """
         found, near, path, search = question.found, question.near, question.path, question.search
         if found is None:
@@ -153,13 +153,13 @@ class Prefetcher:
         upto = near + found.blocks if search is None else search.stored
         mark = partial(self._manager.mark, tier=self._tier, now=self._clock(), scope=question.scope)
         if found.refuted or (upto - near < len(question.keys) and not found.late):
-            # A block to clear may be leased or on the move: then it stays, and its load fails.
+            # A leased or moving block cannot be cleared: it stays marked, and its load fails.
             with suppress(ConfigError):
                 mark(path, present=False, skip=upto)
         if search is not None:
             return self._mark_groups(question, search, mark)
         if found.blocks:
-            # A local block left since the question, or leases fill the tier: none is marked.
+            # If a local block left since the query, or leases fill the tier, none is marked.
             with suppress(ConfigError, NoSpaceError):
                 mark(path[: upto * self._manager.block_tokens], present=True, skip=near)
                 question.wanted = upto
@@ -169,7 +169,7 @@ class Prefetcher:
     def _mark_groups(
         self, question: Question, search: GroupSearch, mark: Callable[..., object]
     ) -> int:
-        """Clear what the store lacks of each group, and mark what the longest border needs."""
+        """Clear lost blocks of each group, and mark the blocks needed by the longest border."""
         size, near, border = self._manager.block_tokens, question.near, search.border
         for group, first, end in search.lost():
             with suppress(ConfigError):  # as above
@@ -186,15 +186,15 @@ class Prefetcher:
         return near
 
     def close(self) -> None:
-        """End the threads, each after its call."""
+        """End each thread after its current call."""
         self._questions.close()
 
 
 class BlockingPrefetcher:
-    """The prefetches of one executor.
+    """The prefetches of an executor.
 
     Args:
-        manager: its manager, whose last tier is a shared store or not.
+        manager: its manager, with or without a shared store as last tier.
         ledger: the moves and storages of its runner.
     """
 
@@ -211,8 +211,8 @@ class BlockingPrefetcher:
             self._prefetcher = Prefetcher(manager, store.find, ledger.clock, answers)
 
     def prefetch(self, tokens: _Tokens, scope: Scope | None, deadline_s: float) -> Prefetched:
-        """As `Executor.prefetch`."""
-        with self._ledger.section:  # refuses a fork
+        """Prefetch a prompt, as for `Executor.prefetch`."""
+        with self._ledger.section:  # raises in a fork
             seconds = real("deadline_s", deadline_s, 0, _MOST_S)
         if not seconds:
             raise ConfigError("deadline_s is 0, above 0 wanted")
@@ -231,16 +231,16 @@ class BlockingPrefetcher:
     def _bring(
         self, prefetcher: Prefetcher, path: NDArray[np.uint32], scope: Scope | None, deadline: int
     ) -> None:
-        """Hint until all blocks are on their way to host, or the deadline.
+        """Hint until all blocks are in flight or in host memory, or until the deadline.
 
-        Only a quarter of host memory may be in flight, so the rest is asked for again while the
-        prefix grows. Blocks that have come are pinned until then, or later ones would evict them.
+        Only a quarter of host memory may be in flight, so the rest is hinted again while the prefix
+        grows. Loaded blocks are pinned until then, because later loads would evict them.
         """
-        hint = Prefetch(tokens=path, tier="host", scope=scope)  # with a deadline it would wait
+        hint = Prefetch(tokens=path, tier="host", scope=scope)  # a deadline would make it wait
         manager, ledger, most, prefix = self._manager, self._ledger, -1, PinnedPrefix()
         stats = manager.stats().tiers["host"]
         (host,) = (tier for tier in manager.tiers if tier.kind == "host")
-        # Groups of layers share the bytes: slots are those that the first one may have.
+        # Groups of layers share the bytes: these are the possible slots of the first group.
         blocks = stats.slots if stats.groups else host.room(manager.model, manager.block_tokens)
         pins = HostPins(manager, 3 * blocks // 4)
         try:
@@ -267,17 +267,17 @@ class BlockingPrefetcher:
             pins.end(prefix, self._clock())
 
     def close(self) -> None:
-        """End the threads that ask the store."""
+        """End the threads of the store queries."""
         if self._prefetcher is not None:
             self._prefetcher.close()
 
 
 @dataclass(slots=True)
 class PinnedPrefix:
-    """Leading blocks of a prompt that are pinned in host memory.
+    """Leading blocks of a prompt pinned in host memory.
 
     Attributes:
-        blocks: the number of them.
+        blocks: number of blocks.
         pins: the manager's pins.
     """
 
@@ -289,15 +289,15 @@ class HostPins:
     """Pins of a manager's blocks in host memory, up to a number of blocks.
 
     Attributes:
-        most: that number.
-        blocks: the number of pinned blocks.
+        most: maximum number of pinned blocks.
+        blocks: number of pinned blocks.
     """
 
     def __init__(self, manager: BlockManager, most: int) -> None:
         self._manager, self.most, self.blocks = manager, most, 0
 
     def extend(self, prefix: PinnedPrefix, handles: NDArray[np.uint64], now: int) -> None:
-        """Pin all further blocks of a prefix that host memory has whole, or none."""
+        """Pin the further blocks of a prefix in host memory, all or none."""
         new = len(handles) - prefix.blocks
         if new > 0 and self.blocks + new <= self.most:
             pin = self._manager.pin_copies(handles[prefix.blocks :], "host", now=now)

@@ -1,11 +1,10 @@
-"""Queue: jobs that have not started, in the order in which they should.
+"""Queue: waiting jobs in start order.
 
-Jobs that a lease awaits come before prefetches, and both before stores that no job waits for.
-Priority inheritance: a job and its dependencies get the urgency of the job that waits for them.
-Jobs of each storage may have a separate order. Jobs at one slot of a storage run one at a time, in
-the order of arrival. Claimed loads wait here for their turn too, but their engine takes them by
-name.
-Invariant: a job leaves the queue once: to run, cancelled, or because its `after` has failed.
+Jobs awaited by a lease come before prefetches, and both before background stores.
+Priority inheritance: a job and its dependencies get the urgency of the waiting job.
+Each storage may have a separate order. Jobs at the same storage slot run one after another, in the
+order of arrival. Claimed loads also wait here for their turn, but their engine takes them by name.
+Invariant: a job leaves the queue once: to run, cancelled, or after its `after` has failed.
 Cost: constant per job and step, except for cancelling, which visits every job.
 """
 
@@ -29,36 +28,36 @@ __all__ = ["Queue"]
 
 
 class Queue:
-    """Jobs by urgency, and those that wait for a move of another one.
+    """Jobs by urgency, and jobs waiting for a move.
 
-    It is not locked: its owner is.
+    The queue has no lock. Its owner locks it.
 
     Args:
-        split: whether jobs of each storage have a separate order, so that other jobs never queue
-            behind them.
+        split: whether jobs of each storage have a separate order, so that other jobs never wait
+            for them.
     """
 
     def __init__(self, *, split: bool = False) -> None:
         self._split = split
-        # By storage and urgency, in the order in which they became free to start.
+        # By storage and urgency, in the order of becoming startable.
         self._ready: dict[int | None, dict[Urgency, OrderedDict[Job, None]]] = {}
         self._claimed: OrderedDict[Job, None] = (
             OrderedDict()
-        )  # ready too, for the engines that have claimed them
+        )  # startable jobs of the claiming engines
         self._waiting: dict[int, list[Job]] = {}
-        # By place, in order: the first one runs or is ready, the others wait for its end.
+        # By place, in order: the first job runs or is ready, the rest wait for its end.
         self._lines: dict[Place, list[Job]] = {}
-        # The job of each move, filled at the first look-up: most jobs run before there is one.
+        # The job of each move, filled at the first lookup: most jobs run without a lookup.
         self._of: dict[int, Job] = {}
         self._new: dict[Job, None] = {}
         self._moves = 0
 
     def __len__(self) -> int:
-        """The number of moves that wait to start."""
+        """The number of waiting moves."""
         return self._moves
 
     def add(self, job: Job) -> None:
-        """Take a job in; a job with an `after` waits until `ended` reports that move."""
+        """Add a job. A job with an `after` waits until `ended` reports that move."""
         self._new[job] = None
         self._moves += len(job.ids)
         if job.after:
@@ -73,13 +72,12 @@ class Queue:
         joining: Job | None = None,
         storage: int | None = None,
     ) -> Job | None:
-        """Return the job to start next, which leaves the queue.
+        """Remove and return the next job to start.
 
         Args:
-            may: whether a job may start now; None allows all.
-            joining: if given, return the job only if it joins this one; otherwise it stays.
-            storage: the storage whose job it is, None for a job between pools; without `split`, it
-                means nothing.
+            may: whether a job may start now, or None to allow all.
+            joining: return the next job only if it joins this job, otherwise leave it queued.
+            storage: the storage of the job, or None between pools. Ignored without `split`.
         """
         for jobs in self._ready.get(storage if self._split else None, {}).values():
             for job in jobs:
@@ -95,11 +93,11 @@ class Queue:
         return job in self._claimed
 
     def take(self, job: Job) -> None:
-        """A claimed job that may start leaves the queue."""
+        """Remove a startable claimed job."""
         self._leave(job)
 
     def hand_over(self, job: Job) -> None:
-        """Give a claimed job to the threads."""
+        """Hand a claimed job to the threads."""
         free = job in self._claimed
         if free:
             del self._claimed[job]
@@ -108,11 +106,11 @@ class Queue:
             self._ready_with(job)[job] = None
 
     def job_of(self, ident: int) -> Job | None:
-        """Return the job that waits here with a move."""
+        """Return the waiting job of a move."""
         return self._jobs().get(ident)
 
     def _jobs(self) -> dict[int, Job]:
-        """The job of each move."""
+        """Return the job of each move."""
         for job in self._new:
             self._of.update(dict.fromkeys(job.ids.tolist(), job))
         self._new.clear()
@@ -132,34 +130,34 @@ class Queue:
         self._forget(job)
 
     def _of_state(self, job: Job) -> OrderedDict[Job, None]:
-        """The ordered set that a job is in while it may start."""
+        """Return the ordered set for a job while it may start."""
         return self._claimed if job.lease else self._ready_with(job)
 
     def _ready_with(self, job: Job) -> OrderedDict[Job, None]:
-        """The ready jobs of a job's storage and urgency."""
+        """Return the ready jobs with a job's storage and urgency."""
         storage = job.storage if self._split else None
         if storage not in self._ready:
             self._ready[storage] = {urgency: OrderedDict() for urgency in Urgency}
         return self._ready[storage][job.urgency]
 
     def ready(self, storage: int | None) -> int:
-        """Return the number of jobs of a storage that could start now; of all without `split`."""
+        """Return the number of startable jobs of a storage, or of all jobs without `split`."""
         return sum(map(len, self._ready.get(storage if self._split else None, {}).values()))
 
     def of_storage(self, storage: int | None) -> list[Job]:
-        """All jobs of a storage, those that wait for a move included; None without `split`."""
+        """Return all jobs of a storage, including dependent jobs, or all jobs without `split`."""
         jobs = dict.fromkeys(self._jobs().values())
         return [job for job in jobs if not self._split or job.storage == storage]
 
     def awaited(self, ids: NDArray[np.uint64]) -> list[int]:
-        """Those of the moves that something here waits for."""
+        """Return the moves among `ids` with waiting dependents."""
         return [ident for ident in ids.tolist() if ident in self._waiting] if self._waiting else []
 
     def ended(self, ident: int, *, ok: bool) -> list[int]:
-        """Note the end of a move: jobs that waited for it may start, or never will.
+        """Record the end of a move: its dependents become startable, or are dropped.
 
         Returns:
-            The moves that leave the queue with it; the manager has failed these already.
+            The dropped moves. The manager has already failed them.
         """
         lost: list[int] = []
         ends = [ident]
@@ -176,21 +174,21 @@ class Queue:
         return lost
 
     def done(self, job: Job) -> None:
-        """A job that was popped runs no longer: the next one at its place may start."""
+        """Record the end of a popped job: the next job at its place may start."""
         self._advance(job)
 
     def blocked_by(self, job: Job) -> list[int]:
-        """Return the moves that wait for a job's place."""
+        """Return the moves waiting for a job's place."""
         line = self._lines.get(job.place, []) if job.place else []
         return [ident for other in line if other is not job for ident in other.ids.tolist()]
 
     def cancel(
         self, ids: Collection[int] | NDArray[np.uint64] | None = None
     ) -> tuple[list[int], list[int]]:
-        """Take moves out: all, or those of `ids` that are still here.
+        """Remove moves: all moves, or the waiting moves among `ids`.
 
         Returns:
-            The moves taken out, and those that waited for one of them and leave with it.
+            The removed moves, and their removed dependents.
         """
         if not self or (ids is not None and not len(ids)):
             return [], []
@@ -207,7 +205,7 @@ class Queue:
         return [ident for ident in gone if ident not in lost], with_them
 
     def _cut(self, job: Job, ident: int) -> None:
-        """Take one move out of a job, and the job away if that was its last."""
+        """Remove a move from a job, and remove the job with its last move."""
         job.drop(ident)
         self._moves -= 1
         if len(job.ids):
@@ -226,7 +224,7 @@ class Queue:
             del self._waiting[job.after]
 
     def _hurry(self, ident: int, urgency: Urgency) -> None:
-        """Raise the job of a move, and those before it, to the urgency of a job that awaits it."""
+        """Raise the job of a move and its dependencies to the urgency of a waiting job."""
         job = self._jobs().get(ident)
         while job is not None and job.urgency > urgency:
             if not job.after:
@@ -235,7 +233,7 @@ class Queue:
             job = self._of.get(job.after)
 
     def _offer(self, job: Job) -> None:
-        """Make a job that waits for no move ready, or put it in line for its place."""
+        """Make a job without an `after` ready, or append it to the line at its place."""
         if job.place is not None:
             line = self._lines.setdefault(job.place, [])
             line.append(job)
@@ -245,7 +243,7 @@ class Queue:
         self._of_state(job)[job] = None
 
     def _advance(self, job: Job) -> None:
-        """The first job at a place is gone."""
+        """Remove the first job at a place and make the next job ready."""
         if job.place is None:
             return
         line = self._lines[job.place]
@@ -257,7 +255,7 @@ class Queue:
         self._of_state(line[0])[line[0]] = None
 
     def _raise(self, job: Job, urgency: Urgency) -> None:
-        """Raise a job that waits for no move, or the one that has its place before it."""
+        """Raise a job without an `after`, or the first job at its place."""
         first = self._lines[job.place][0] if job.place is not None else job
         if first.urgency > urgency and first in self._ready_with(first):
             del self._ready_with(first)[first]
@@ -265,7 +263,7 @@ class Queue:
             self._ready_with(first)[first] = None
 
     def __iter__(self) -> Iterator[Job]:
-        """The jobs that could start now, the most urgent first."""
+        """Iterate over the startable jobs, most urgent first."""
         for urgency in Urgency:
             for ready in self._ready.values():
                 yield from ready[urgency]

@@ -1,10 +1,10 @@
-"""RemoteStores: how many stores to a tier that several processes share may begin now.
+"""RemoteStores: limits the number of stores begun on a shared remote tier.
 
-A shared store may take any time, so its stores wait in the manager, where eviction drops them, and
-not in the runner's queue. A store is taken from the manager when a thread can begin it; its
-slot stays out of use from then until it has ended. Bytes of writes in flight are limited too.
-Invariant: as many stores wait in the queue as the storage has idle threads, or fewer. Cost: a step
-per running job, where there is such a tier.
+A shared store may be slow, so its stores wait in the manager, where eviction can drop them, instead
+of the runner's queue. A store leaves the manager when a thread can begin it. Its slot stays out of
+use until the store ends. Bytes of writes in flight are limited too.
+Invariant: at most as many stores wait in the queue as the storage has idle threads.
+Cost: a step per running job, with a remote tier.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _SHARE = 8  # of host memory, for writes in flight to a remote tier
 @runtime_checkable
 class _CountsDrops(Protocol):
     def count_dropped(self, blocks: int) -> None:
-        """Count blocks that were evicted before the store had them."""
+        """Count blocks evicted before their store."""
 
 
 class RemoteStores:
-    """The remote tier of a runner, if it has one.
+    """The remote tier of a runner, if any.
 
     Args:
         pools: the pool or storage of each tier.
         tiers: the manager's tiers.
-        threads: the threads of each storage; those that copy between pools under None.
-        blocks_per_job: the most blocks that go in one call of a storage that takes several.
+        threads: the threads of each storage, and under None the threads for copies between pools.
+        blocks_per_job: maximum number of blocks in a batched storage call.
 
     Attributes:
-        tier: the tier; None without one.
-        limits: by remote tier, the most bytes of writes in flight: `write_limit`, or an eighth of
-            host memory.
+        tier: the remote tier, or None.
+        limits: by remote tier, the maximum bytes of writes in flight: `write_limit`, or an eighth
+            of host memory.
 
     Raises:
-        ConfigError: a limit below one block.
+        ConfigError: a limit is below the size of a block.
     """
 
     def __init__(
@@ -66,7 +66,8 @@ class RemoteStores:
         self._per_job = blocks_per_job if isinstance(self._pool, Batched) else 1
         memory = [pool for pool in pools if isinstance(pool, Pool) and pool.device.type == "cpu"]
         parts = parts_of(memory[-1]) if memory else ()
-        # Groups of layers share the memory: a store is of at most the largest block among theirs.
+        # Groups of layers share the memory, so a store has at most the bytes of their largest
+        # block.
         self._block = max(
             (part.layers * part.unit_bytes for part in parts if isinstance(part, Pool)), default=0
         )
@@ -78,10 +79,10 @@ class RemoteStores:
         self._dropped = 0
 
     def room(self, schedule: Schedule) -> int:
-        """Return the number of blocks whose stores threads can begin now.
+        """Return the number of stores, in blocks, startable now.
 
         Args:
-            schedule: the jobs that wait and run.
+            schedule: the waiting and running jobs.
         """
         if self.tier is None:
             return 0
@@ -95,10 +96,10 @@ class RemoteStores:
         return blocks
 
     def count_dropped(self, dropped: int) -> None:
-        """Let the storage count the stores that eviction has dropped.
+        """Report stores dropped by eviction to the storage.
 
         Args:
-            dropped: their number since the manager was made.
+            dropped: number of dropped stores since the manager's creation.
         """
         if dropped > self._dropped and isinstance(self._pool, _CountsDrops):
             self._pool.count_dropped(dropped - self._dropped)
@@ -106,7 +107,7 @@ class RemoteStores:
 
 
 def write_limit(tier: Tier, blocks: int, block: int) -> int:
-    """The most bytes of writes in flight to a tier: its `write_limit`, or an eighth of host memory.
+    """Return the maximum bytes of writes in flight to a tier, by default an eighth of host memory.
 
     Args:
         tier: the remote tier.

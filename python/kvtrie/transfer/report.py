@@ -1,8 +1,8 @@
-"""MoveReport: the news of some moves, for a manager in this process or in another one.
+"""MoveReport: a progress or final report of moves, for a manager in any process.
 
-A `Sink` takes them where the manager is; `Progress` goes to a callback of the user.
-Invariant: the fields of a report are the arguments of `BlockManager.complete`. Cost: one tuple per
-piece of news; as bytes a few tens per move.
+A `Sink` receives reports in the manager's process. `Progress` goes to a user callback.
+Invariant: the fields of a report are the arguments of `BlockManager.complete`.
+Cost: a tuple per report. Serialized, a few tens of bytes per move.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _VERSION = 1
 
 
 class MoveReport(NamedTuple):
-    """News of some moves, with the arguments of `BlockManager.complete`; it can be pickled.
+    """Report of some moves, with the arguments of `BlockManager.complete`. It can be pickled.
 
     Attributes:
-        ids: the moves, which are equally far.
-        layers_done: the first layers of each that are copied; None once the moves have ended.
-        error: why they failed; None while all is well.
-        hung: they failed at the deadline and still run: a second report follows when they end.
-        cancelled: they failed and never started.
-        group: layer group of the moves; 0 until there are several.
+        ids: the moves, all equally far.
+        layers_done: number of leading layers copied, or None once the moves have ended.
+        error: the reason of a failure, or None.
+        hung: the moves failed at the deadline and still run. A second report follows at their end.
+        cancelled: the moves failed without starting.
+        group: layer group of the moves, or 0 until several groups exist.
     """
 
     ids: tuple[int, ...]
@@ -48,20 +48,20 @@ class MoveReport(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the bytes are there."""
+        """Whether the moves have no error."""
         return self.error is None
 
     @staticmethod
     def to_bytes(reports: Sequence[MoveReport]) -> bytes:
-        """Reports as bytes, for the process that has the manager."""
+        """Serialize reports for the manager's process."""
         return json.dumps([_VERSION, *reports], separators=(",", ":")).encode()
 
     @staticmethod
     def from_bytes(data: bytes) -> list[MoveReport]:
-        """What `to_bytes` gave.
+        """Parse the result of `to_bytes`.
 
         Raises:
-            ConfigError: bytes of another version, cut short, or no reports.
+            ConfigError: the bytes have a different version, are truncated, or contain no reports.
         """
         try:
             version, *rows = json.loads(data.decode())
@@ -79,11 +79,11 @@ class Progress:
     """The progress of some moves, for a callback.
 
     Attributes:
-        ids: the moves, which are equally far.
-        layers_done: layers that are copied, the first ones of each.
+        ids: the moves, all equally far.
+        layers_done: number of leading layers copied.
         layers: layers of each move.
-        error: why they failed; None while all is well.
-        pending: moves of the runner that have not ended.
+        error: the reason of a failure, or None.
+        pending: unended moves of the runner.
     """
 
     ids: tuple[int, ...]
@@ -94,25 +94,25 @@ class Progress:
 
 
 class Sink(Protocol):
-    """The manager's side of a runner in the manager's own process.
+    """Interface of the manager for a runner in the same process.
 
-    Every call comes from within the runner's section. Any exception breaks the runner.
+    Every call is made in the runner's section. Any exception breaks the runner.
     """
 
     def more(self, shared: int) -> Moves:
-        """Moves to carry out now; stores of at most `shared` blocks to a remote tier are new."""
+        """Return new moves, with stores of at most `shared` blocks to a remote tier."""
         ...
 
     def dropped(self) -> int:
-        """Stores to a remote tier that eviction has dropped so far."""
+        """Return the number of stores to a remote tier dropped by eviction so far."""
         ...
 
     def began(self, job: Job, now: int) -> None:
-        """A job starts to copy."""
+        """Record the start of a job's copy."""
         ...
 
     def ended(self, job: Job, now: int, *, brought: int) -> None:
-        """A job has ended and copied `brought` bytes; 0 if it failed."""
+        """Record the end of a job and the bytes copied, 0 after a failure."""
         ...
 
     def report(
@@ -125,11 +125,11 @@ class Sink(Protocol):
         hung: bool,
         cancelled: bool,
     ) -> None:
-        """News of moves, as `MoveReport` has them."""
+        """Receive a report of moves, with the fields of `MoveReport`."""
         ...
 
 
-def _report(row: Any) -> MoveReport:  # noqa: ANN401 - whatever the bytes say
+def _report(row: Any) -> MoveReport:  # noqa: ANN401 - unchecked JSON
     ids, layers_done, error, hung, cancelled, at = row
     whole = [*ids, at, *([] if layers_done is None else [layers_done])]
     if {*map(type, whole)} != {int} or min(whole) < 0:

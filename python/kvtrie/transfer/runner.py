@@ -1,11 +1,12 @@
-"""Runner: a pool of threads that carries out moves on copy streams, without a manager.
+"""Runner: a pool of threads executing moves on copy streams, without a manager.
 
-It runs in the process that holds the bytes. In the manager's process an `Executor` feeds it; in any
+It runs in the process of the bytes. In the manager's process an `Executor` feeds it. In any
 other process moves arrive by `submit`, and `reports` are sent back to the manager's process.
-Invariant: nothing waits for a device beyond the deadline; no store of the background starts while a
-load runs that a lease awaits. Each storage has its own threads and queue: one that hangs keeps only
-its own threads and slots, and copies between pools never wait for it. What holds for each move is
-written in `ledger.py`. Cost: that of the copies, and of the ledger's lock per job.
+Invariant: no call waits for a device beyond the deadline. No background store starts while an
+awaited load runs. Each storage has its own threads and queue: a hung storage blocks only its own
+threads and slots, and copies between pools never wait for it. `ledger.py` documents the invariants
+of a move.
+Cost: the copies, and the ledger's lock per job.
 """
 
 from __future__ import annotations
@@ -41,41 +42,41 @@ if TYPE_CHECKING:
 __all__ = ["Runner"]
 
 _NS = 1_000_000_000
-_WORKERS = 2  # threads of a storage of which no tier says how many
-_MOST_UNSEALED = 64  # blocks of a kept pool; while more wait, a thread seals between two jobs
+_WORKERS = 2  # threads of a storage without a tier setting
+_MOST_UNSEALED = 64  # blocks of a kept pool. Above it a thread seals between two jobs
 
 
 class Runner:
-    """Threads that copy what moves say, between the pools of one process.
+    """Threads copying moves between the pools of a process.
 
-    A move may name as `after` another one that this runner has or has had. With several ranks,
-    submit a move only when its `after` has ended well on all of them.
-    One that is dropped without `close` cancels what has not started, and its threads end. It
-    belongs to the process that made it: in a fork every call is a `ConfigError`.
+    The `after` of a move may be any earlier move of this runner. With several ranks, submit a move
+    only after its `after` has succeeded on all ranks. A runner dropped without `close` cancels the
+    moves not started, and its threads end. A runner works only in the process of its creation: in a
+    fork every call is a `ConfigError`.
 
     Args:
-        pools: a `Pool` or a `Storage` per tier, in the manager's order; None for a tier whose bytes
-            are not in this process.
-        tiers: the manager's tiers, for their `io_budget` and their names; without them nothing is
+        pools: a `Pool` or a `Storage` per tier, in the manager's order, or None for a tier outside
+            this process.
+        tiers: the manager's tiers, for their `io_budget` and names. Without them nothing is
             limited.
-        workers: threads that copy between pools; on a GPU each has a separate copy stream. Each
-            storage has `Tier.workers` threads more. With 0, one thread carries out all jobs, and
-            only during a call that waits.
-        deadline_s: seconds that a job may run before its moves are reported failed. None waits for
-            ever.
+        workers: threads for copies between pools. On a GPU each thread has a separate copy stream.
+            Each storage has `Tier.workers` additional threads. With 0, one thread executes all
+            jobs, and only during a waiting call.
+        deadline_s: maximum run time of a job in seconds, after which its moves are reported failed.
+            None means no limit.
         clock: nanoseconds, monotone.
-        layers_per_report: layers that are copied between two reports of progress.
-        moves_per_job: the most moves that are copied and reported together.
-        progress: called from the worker's thread with every piece of news. The first exception that
-            it raises is logged, the others are ignored.
-        sink: takes the reports and gives more moves; None collects them for `reports`.
+        layers_per_report: layers copied between two progress reports.
+        moves_per_job: maximum number of moves copied and reported together.
+        progress: called on the worker's thread with every report. Only its first exception is
+            logged.
+        sink: receives the reports and provides more moves. None collects the reports for `reports`.
 
     Attributes:
-        ledger: the moves that have not ended, and their lock.
+        ledger: the unended moves and their lock.
         threads: the workers.
 
     Raises:
-        ConfigError: pools with different block formats, or a number out of range.
+        ConfigError: pools have different block formats, or a number is out of range.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Runner:
     def _thread(
         self, storage: int | None, at: int, compute: torch.cuda.Stream | None, *, own: bool
     ) -> threading.Thread:
-        """A worker, of a storage or of all memory, with a stream of its own or the caller's."""
+        """Return a worker for a storage or for memory, with its own stream or the caller's."""
         stream = torch.cuda.Stream(compute.device) if own and compute is not None else compute
         return threading.Thread(
             target=_work,
@@ -153,12 +154,12 @@ class Runner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.ledger.here:  # a fork that leaves the block leaves its parent's threads alone
+        if self.ledger.here:  # leaving the block in a fork must not end the parent's threads
             self.close()
 
     def __del__(self) -> None:
-        """Fail every move that is left: no thread of a dropped runner works for it."""
-        # Missing where the arguments were refused.
+        """Fail every remaining move, because no thread works for a dropped runner."""
+        # Missing after refused arguments.
         ledger: Ledger | None = getattr(self, "ledger", None)
         if ledger is None or not ledger.here or sys.is_finalizing():
             return
@@ -166,22 +167,22 @@ class Runner:
         ledger.abandon("the runner was dropped")
 
     def submit(self, moves: Moves) -> None:
-        """Take moves in, and start them when they may.
+        """Accept moves, and start them as soon as allowed.
 
-        A move that no pool of this process can serve is reported failed, as is one whose `after`
-        has failed here; an `after` that this runner has never had counts as ended well.
+        A move with an invalid address, or with an `after` failed here, is reported failed. An
+        `after` unknown to this runner counts as successful.
 
         Raises:
-            ConfigError: a move that is here already, or twice in `moves`.
+            ConfigError: a move is already present, or twice in `moves`.
             TransferError: the runner is closed.
         """
         self.ledger.submit(moves)
 
     def reports(self, *, wait: bool = False) -> list[MoveReport]:
-        """News since the last call, in the order in which it came.
+        """Return the reports since the last call, in order of arrival.
 
         Args:
-            wait: block until there is any, or until no move is left that could bring any.
+            wait: block until there is a report, or until no remaining move can bring a report.
 
         Raises:
             TransferError: a worker could not report.
@@ -195,7 +196,7 @@ class Runner:
             return self._outbox.take()
 
     def drain(self) -> list[MoveReport]:
-        """Block until every move has ended, but for those that hang; the news since the last call.
+        """Block until all moves have ended or hang, and return the reports since the last call.
 
         Raises:
             TransferError: the runner is closed, or a worker could not report.
@@ -211,12 +212,12 @@ class Runner:
 
     @property
     def pending(self) -> int:
-        """Moves that have not ended, those that hang included."""
+        """Number of unended moves, including hung moves."""
         return self.ledger.pending
 
     @property
     def hangs(self) -> bool:
-        """Whether all moves that have not ended hang."""
+        """Whether all unended moves hang."""
         return self.ledger.hangs
 
     def cancel(
@@ -226,26 +227,27 @@ class Runner:
         *,
         blame: bool = False,
     ) -> int:
-        """Fail moves that have not started.
+        """Cancel moves not yet started.
 
         Args:
-            ids: which moves; None means all. Those that run, have ended or are unknown stay.
-            why: the reason that is reported.
-            blame: report them as failed instead of cancelled, so that they are not asked for again.
+            ids: the moves, or None for all. Running, ended and unknown moves are ignored.
+            why: the reported reason.
+            blame: report a failure instead of a cancellation, so that the moves are not planned
+                again.
 
         Returns:
-            How many moves will not run, those that waited for them included.
+            The number of cancelled moves, including their dependents.
         """
         return self.ledger.cancel(ids, why, blame=blame)
 
     def wake(self) -> None:
-        """Have idle threads look again: blocks of a kept pool wait to be sealed."""
+        """Wake idle threads to seal the blocks of a kept pool."""
         self.ledger.wake()
 
     def close(self) -> None:
-        """Cancel the moves that have not started, let the running ones end, join the threads.
+        """Cancel the moves not started, let running moves end, and join the threads.
 
-        A thread that hangs beyond the deadline is not joined. Closing twice does nothing.
+        Threads hung beyond the deadline are not joined. Closing twice does nothing.
         """
         self.ledger.shut("closed before the move started")
         hanging = self.ledger.settle()
@@ -258,14 +260,14 @@ class Runner:
             self.ledger.shut("the process ends")
 
     def attend(self, stream: torch.cuda.Stream | None, storage: int | None = None) -> Ticket | None:
-        """Carry out, as one of the threads, the jobs that may start.
+        """Execute the startable jobs of the calling worker thread.
 
         Args:
             stream: the thread's copy stream on a GPU.
-            storage: the storage whose jobs it carries out; None for copies between pools.
+            storage: the storage of the thread, or None for copies between pools.
 
         Returns:
-            The ticket to wait for before there may be more; None if there never will be.
+            The ticket to wait for before the next call, or None once no more jobs can come.
         """
         worker, ledger = threading.current_thread(), self.ledger
         while True:
@@ -278,7 +280,7 @@ class Runner:
             self._seal(_MOST_UNSEALED if jobs else 0)
 
     def _seal(self, most: int) -> None:
-        """Seal blocks of kept pools, until at most this many wait or, if it is 0, one batch."""
+        """Seal blocks of kept pools, until at most `most` wait. With 0, seal a single batch."""
         for pool in self._kept:
             try:
                 while pool.unsealed > most and pool.seal() and most:
@@ -289,11 +291,11 @@ class Runner:
 
 
 def _work(ref: weakref.ref[Runner], stream: torch.cuda.Stream | None, storage: int | None) -> None:
-    """A thread's loop: it refers to its runner only while it works, so that one may be dropped."""
+    """Run a thread's loop, referring to the runner only while working, so it can be dropped."""
     while (runner := ref()) is not None:
         try:
             ticket = runner.attend(stream, storage)
-        except BaseException as broken:  # noqa: BLE001 - raised to the caller that waits
+        except BaseException as broken:  # noqa: BLE001 - raised to the waiting caller
             runner.ledger.stop(broken)
             return
         del runner

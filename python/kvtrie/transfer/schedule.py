@@ -1,8 +1,9 @@
-"""Schedule: the jobs of a runner that wait and that run, and the choice of which start next.
+"""Schedule: holds a runner's waiting and running jobs and chooses the next job.
 
-Jobs that a lease awaits start first. Any other keeps to the `io_budget` of both its tiers, and a
-store among those waits while an awaited load runs.
-Invariant: a job is in the queue, running, or over. Cost: a step per running job and choice.
+Jobs awaited by a lease start first. All other jobs respect the `io_budget` of both their tiers, and
+their stores wait while an awaited load runs.
+Invariant: a job is in the queue, running, or over.
+Cost: a step per running job and choice.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ class Schedule:
     """Waiting and running jobs. It has no lock: its runner's section guards it.
 
     Args:
-        tiers: their `io_budget` limits jobs that no lease awaits.
+        tiers: their `io_budget` limits jobs without a waiting lease.
         split: whether each storage has its own threads.
-        limits: bytes of writes that may be in flight, by storage.
+        limits: maximum bytes of writes in flight, by storage.
 
     Attributes:
-        queue: jobs that have not started.
-        running: jobs that have started and not ended, those past their deadline included.
-        budget: what jobs may take that no lease awaits.
+        queue: jobs not yet started.
+        running: started and unended jobs, including late jobs.
+        budget: the limits for jobs without a waiting lease.
     """
 
     def __init__(
@@ -56,13 +57,13 @@ class Schedule:
     def next(
         self, worker: threading.Thread, limit: int, now: int, storage: int | None = None
     ) -> list[Job]:
-        """Start the next job, or several that go in one call of their storage.
+        """Start the next job, or several jobs for a single call of their storage.
 
         Args:
-            worker: the thread that will run them.
-            limit: the most jobs.
+            worker: the thread for the jobs.
+            limit: maximum number of jobs.
             now: the time.
-            storage: the storage whose thread it is; None for a thread that copies between pools.
+            storage: the storage of the thread, or None for a thread of copies between pools.
         """
         jobs: list[Job] = []
         while len(jobs) < limit:
@@ -89,13 +90,13 @@ class Schedule:
                 return False
         if job.urgency == Urgency.DEMAND:
             return True
-        # Both directions at once slow each other down: an awaited load goes alone.
+        # Copies in both directions slow each other down: an awaited load runs alone.
         if job.store and self.loading(job.storage):
             return False
         return self.budget.free_at(job) <= now
 
     def loading(self, storage: int | None = None) -> bool:
-        """Return whether a load runs that a lease awaits; of one storage, if each has threads."""
+        """Return whether an awaited load runs, on a given storage if each has its own threads."""
         return any(
             job.urgency == Urgency.DEMAND
             and not job.store
@@ -105,25 +106,25 @@ class Schedule:
         )
 
     def writing(self, storage: int) -> int:
-        """Bytes of writes to a storage in flight, those past their deadline included."""
+        """Return the bytes of writes to a storage in flight, including late writes."""
         return sum(job.bytes for job in self.running if job.store and job.tiers[1] == storage)
 
     def left(self) -> int:
-        """Moves that have not ended."""
+        """Return the number of unended moves."""
         return len(self.queue) + sum(len(job.ids) for job in self.running)
 
     def late(self) -> int:
-        """Moves that still run though they were reported failed."""
+        """Return the number of moves still running after being reported failed."""
         return sum(len(job.ids) for job in self.running if job.state is JobState.LATE)
 
     def unended(self, ids: set[int]) -> set[int]:
-        """Those of some moves that have not ended."""
+        """Return the unended moves among `ids`."""
         left = {ident for ident in ids if self.queue.job_of(ident)}
         return left.union(*(ids.intersection(job.ids.tolist()) for job in self.running))
 
     def patience(self, deadline_ns: int | None, now: int) -> float | None:
-        """Seconds until a deadline passes or a budget lets a job start; None for neither."""
-        # A waiting job may start at once, and starts no timer by itself: it counts from now.
+        """Return the seconds until a deadline passes or a budget frees a job; None if never."""
+        # A waiting job may start at once without setting a timer, so its deadline counts from now.
         starts = [
             job.started_ns if job.state is JobState.COPYING else now
             for job in self.running

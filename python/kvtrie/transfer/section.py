@@ -1,13 +1,13 @@
-"""Section: the lock of what several threads change, in which Ctrl-C waits.
+"""Section: a lock that also delays Ctrl-C until the critical section ends.
 
-Python raises what a handler of SIGINT raises between any two bytecodes of the main thread, also
-within `threading.Condition`, and half a change would stay. So the handler is set aside while the
-main thread is in a section, and called when it leaves: everything that is changed in a section is
-changed wholly or not at all. A thread that has to wait takes a ticket and waits outside.
-Invariant: a section is left as it was entered, whatever is raised; in another process than the one
-that made it, which `fork` gives a copy, it is never entered, for its lock may be held there for
-ever. Cost: two changes of a handler per outermost section of the main thread, about a microsecond;
-elsewhere that of the lock.
+Python may raise the exception of a SIGINT handler between any two bytecodes of the main thread,
+even within `threading.Condition`, and leave a change half done. So the handler is replaced while
+the main thread is in a section, and called when it leaves: every change in a section is complete or
+absent. A waiting thread takes a ticket and waits outside.
+Invariant: leaving a section restores the state at its entry, whatever is raised. A forked copy of
+the process never enters it, because its lock may be held there forever.
+Cost: two handler changes per outermost section of the main thread, about a microsecond. On other
+threads only the lock.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Section", "Ticket"]
 
-_RAW: Any = import_module("_signal")  # `signal` wraps it in conversions that take ten times as long
+_RAW: Any = import_module("_signal")  # `signal` adds conversions that take ten times as long
 
 
 class Ticket:
     """The right to be woken by the next `Section.notify_all`.
 
     Args:
-        seconds: to wait at most; None for no end.
+        seconds: maximum wait, or None for no limit.
 
     Attributes:
-        over: whether it has been waited for.
+        over: whether the wait has ended.
     """
 
     __slots__ = ("_lock", "_seconds", "over")
@@ -48,9 +48,9 @@ class Ticket:
         self._seconds = -1.0 if seconds is None else min(seconds, threading.TIMEOUT_MAX)
 
     def wait(self) -> bool:
-        """Block until it is woken or the time is over; return whether it was woken.
+        """Block until woken or timed out and return whether the ticket was woken.
 
-        Ctrl-C may interrupt the wait; no state is changed then.
+        Ctrl-C may interrupt the wait without changing any state.
         """
         try:
             return self._lock.acquire(timeout=self._seconds)
@@ -63,11 +63,11 @@ class Ticket:
 
 
 class Section:
-    """A lock that the thread which holds it may take again.
+    """A reentrant lock that delays Ctrl-C.
 
     Attributes:
-        lock: the lock itself, for steps of a pass over layers, of which there are too many to put
-            anything off in each, and which only that pass would miss.
+        lock: the lock itself, for the frequent steps of a layer-wise pass. It skips the delay of
+            Ctrl-C, so an interrupt can spoil only that pass.
     """
 
     __slots__ = ("_pid", "_tickets", "lock")
@@ -79,7 +79,7 @@ class Section:
 
     @property
     def here(self) -> bool:
-        """Whether this is the process that made it."""
+        """Whether this process created the section."""
         return os.getpid() == self._pid
 
     def __enter__(self) -> None:
@@ -92,7 +92,7 @@ class Section:
             _INTERRUPTS.put_off()
         try:
             self.lock.acquire()
-        except BaseException:  # of another signal's handler
+        except BaseException:  # raised by a signal handler
             if threading.get_ident() == threading.main_thread().ident:
                 _INTERRUPTS.let_in()
             raise
@@ -105,21 +105,21 @@ class Section:
                 _INTERRUPTS.let_in()
 
     def ticket(self, seconds: float | None) -> Ticket:
-        """From within: the right to be woken by the next change."""
+        """Return a ticket for the next change. Call it in the section."""
         ticket = Ticket(seconds)
         self._tickets = [other for other in self._tickets if not other.over]
         self._tickets.append(ticket)
         return ticket
 
     def notify_all(self) -> None:
-        """From within: wake every thread that waits."""
+        """Wake every waiting thread. Call it in the section."""
         tickets, self._tickets = self._tickets, []
         for ticket in tickets:
             ticket.wake()
 
 
 class _Interrupts:
-    """SIGINT while the main thread is in sections, of which it alone keeps count."""
+    """Delays SIGINT while the main thread is in sections. Only the main thread uses it."""
 
     __slots__ = ("_came", "_depth", "_handler", "_note")
 
@@ -127,7 +127,7 @@ class _Interrupts:
         self._depth = 0
         self._came = False
         self._handler: Callable[[int, FrameType | None], object] | None = None
-        self._note = self._keep  # one object, made once
+        self._note = self._keep  # created once
 
     def put_off(self) -> None:
         """Enter a section. Before the handler is set, an interrupt leaves all state unchanged."""
@@ -138,12 +138,12 @@ class _Interrupts:
         self._depth += 1
 
     def let_in(self) -> None:
-        """Leave a section; leaving the outermost one raises an interrupt that came inside."""
+        """Leave a section. Leaving the outermost section raises an interrupt received inside."""
         self._depth -= 1
         if self._depth or self._handler is None:
             return
         handler, self._handler = self._handler, None
-        _RAW.signal(signal.SIGINT, handler)  # an interrupt from here on finds nothing to finish
+        _RAW.signal(signal.SIGINT, handler)  # a later interrupt finds nothing to finish
         if self._came:
             self._came = False
             signal.raise_signal(signal.SIGINT)

@@ -1,8 +1,8 @@
-"""Questions: what a shared store has of a prompt, asked on other threads.
+"""Questions: queries a shared store about prompts on separate threads.
 
-Invariant: no call but `Question.wait` waits, and that no longer than the question's deadline; with
-every thread in a call that is late no question is taken. Cost: at most four threads, which end once
-nothing was asked for a second; a message to one of them per question.
+Invariant: only `Question.wait` waits, at most until the question's deadline. While every thread is
+in a late call, questions are refused.
+Cost: at most four threads, which end after an idle second, and a message to a thread per question.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _IDLE_S = 1.0
 
 @dataclass(slots=True, eq=False)
 class Question:
-    """A question about the blocks of one prompt.
+    """A query for the blocks of a prompt.
 
     Attributes:
         path: tokens of the blocks.
         scope: their scope.
-        near: leading blocks that are on faster tiers, which are not asked for.
+        near: leading blocks on faster tiers, not queried.
         keys: content keys `(blocks, 32)` of the blocks after them.
-        deadline: when nothing waits for an answer any longer, nanoseconds of the clock.
-        found: the answer, once there is one.
-        error: the exception of the store instead of it.
-        refused: whether every thread was in a call that is late.
-        closed: whether no thread works on it any longer.
-        search: what is asked of groups of layers that are kept apart; None with one group.
-        wanted: leading blocks that are to come to host memory, once the answer is taken in.
+        deadline: end of the wait for an answer, nanoseconds of the clock.
+        found: the answer, once received.
+        error: the exception of the store instead of an answer.
+        refused: whether every thread was in a late call.
+        closed: whether the query has ended.
+        search: the query of separate groups of layers, or None with a single group.
+        wanted: leading blocks to load to host memory, set after the answer.
     """
 
     path: NDArray[np.uint32]
@@ -61,23 +61,23 @@ class Question:
     closed: bool = False
     search: GroupSearch | None = None
     wanted: int = 0
-    # An event breaks where Ctrl-C strikes within it.
+    # An event breaks if Ctrl-C interrupts it.
     _over: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        """Begin the wait for it."""
+        """Begin the wait for the answer."""
         self._over.acquire()
 
     def close(self) -> None:
-        """End the wait for it."""
+        """End the wait for the answer."""
         self.closed = True
         self._over.release()
 
     def wait(self, clock: Callable[[], int]) -> Found | None:
-        """Return the answer; None if none came by the deadline.
+        """Return the answer, or None if the deadline passed first.
 
         Raises:
-            Exception: that of the store.
+            Exception: the exception of the store.
         """
         while not self.closed and (left := self.deadline - clock()) > 0:
             self._over.acquire(timeout=min(left / _NS, threading.TIMEOUT_MAX))
@@ -87,10 +87,11 @@ class Question:
 
 
 class Questions:
-    """The questions to one store.
+    """The queries to a store.
 
     Args:
-        find: returns which leading blocks of keys the store has, by a time of `monotonic_ns`.
+        find: returns the leading blocks of keys found in the store, up to a deadline of
+            `monotonic_ns`.
         clock: nanoseconds, monotone.
     """
 
@@ -103,7 +104,7 @@ class Questions:
         self._threads: set[threading.Thread] = set()
 
     def ask(self, question: Question, now: int) -> None:
-        """Ask, unless every thread is in a call that is late: the question is refused then."""
+        """Ask a question, or refuse it if every thread is in a late call."""
         self._asked = [one for one in self._asked if not one.closed]
         if sum(one.deadline <= now for one in self._asked) >= _THREADS:
             question.refused = True
@@ -118,7 +119,7 @@ class Questions:
             end_at_exit(thread, self.close)
 
     def close(self) -> None:
-        """End the threads, each after its call."""
+        """End each thread after its current call."""
         for _ in range(_THREADS):
             self._queue.put(None)
 
@@ -128,7 +129,7 @@ class Questions:
             try:
                 question = self._queue.get(timeout=_IDLE_S)
             except queue.Empty:
-                # `ask` puts before it counts threads: after this, one of the two sees the other.
+                # `ask` puts before it counts threads, so `ask` or this thread sees the change.
                 self._threads.discard(me)
                 try:
                     question = self._queue.get_nowait()
@@ -148,7 +149,7 @@ class Questions:
                 keys, search = question.keys, question.search
                 found = self._find(keys, until) if len(keys) else Found(0, 0, 0, 0)
                 question.found = found if search is None else search.search(found, until)
-        except Exception as error:  # noqa: BLE001 - the next question is asked all the same
+        except Exception as error:  # noqa: BLE001 - the next question is still asked
             question.error = error
         finally:
             question.close()

@@ -1,11 +1,11 @@
-"""Stream: calls that run one after another, concurrently with the caller, on a thread or a GPU.
+"""Stream: runs calls in sequence, concurrently with the caller, on a thread or a GPU.
 
-On a GPU the thread only enqueues copies on a separate CUDA stream; without one it makes the copies
-itself. So the same program overlaps copies with computation on both.
-Invariant: calls run in the order of submission; a call submitted after `wait` starts after the
-event; an exception of a call is raised to the caller that waits for it.
-Cost: a queue and a wake-up per call; a caller that waits for calls that have not begun makes them
-itself, so that a wait needs no thread switch.
+On a GPU the thread only enqueues copies on a separate CUDA stream. Without a GPU it makes the
+copies itself, so the same program overlaps copies with computation on both.
+Invariant: calls run in the order of submission. A call submitted after `wait` starts after the
+event. A caller waiting for a call gets its exception.
+Cost: a queue and a wake-up per call. A caller waiting for calls not yet begun makes them itself,
+without a thread switch.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class StreamEvent:
     """A point in a stream that is passed once.
 
     Args:
-        stream: the stream; None for the caller's.
+        stream: the stream, or None for the caller's.
 
     Attributes:
-        passed: whether the stream has made the calls before it; the GPU may still run their copies.
+        passed: whether the stream has made the previous calls. The GPU may still run their copies.
         cuda: the same point on the GPU.
-        error: the exception of the call before it.
+        error: the exception of the previous call.
     """
 
     __slots__ = ("_stream", "cuda", "error", "passed")
@@ -52,17 +52,17 @@ class StreamEvent:
         self.error: BaseException | None = None
 
     def mark(self, cuda: torch.cuda.Stream | None, error: BaseException | None = None) -> None:
-        """Mark the event as passed, with the error of the call before it."""
+        """Mark the event as passed, with the error of the previous call."""
         self.error = error
         if cuda is not None:
             self.cuda = cuda.record_event()
         self.passed = True
 
     def join(self) -> None:
-        """Block until the stream has made the calls before it.
+        """Block until the stream has made the previous calls.
 
         Raises:
-            BaseException: whatever the call before the event has raised.
+            BaseException: the exception of the previous call.
         """
         if self._stream is not None:
             self._stream.run_to(self)
@@ -71,11 +71,11 @@ class StreamEvent:
 
 
 class Stream:
-    """A queue of calls and the thread that makes them.
+    """A queue of calls and the thread for them.
 
     Args:
         name: the thread's name.
-        device: where the copies end or begin; on a GPU the stream has a CUDA stream there.
+        device: source or target of the copies. On a GPU the stream has a CUDA stream there.
     """
 
     def __init__(self, name: str, device: torch.device) -> None:
@@ -99,7 +99,7 @@ class Stream:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs and nothing waits to run."""
+        """Whether no call runs or waits."""
         with self._section.lock:
             return not self._busy and not self._calls
 
@@ -108,7 +108,7 @@ class Stream:
 
         Args:
             call: the call.
-            wake: whether the thread is to begin at once; otherwise it does with the next `wake`.
+            wake: whether the thread begins at once, or at the next `wake`.
 
         Raises:
             TransferError: the stream is closed.
@@ -129,7 +129,7 @@ class Stream:
                 self._section.notify_all()
 
     def run_to(self, event: StreamEvent) -> None:
-        """Block until an event of this stream has passed, making calls that have not begun."""
+        """Block until an event of this stream has passed, making waiting calls if needed."""
         while not event.passed:
             with self._section.lock:
                 if event.passed:
@@ -142,7 +142,7 @@ class Stream:
                 ticket.wait()
 
     def wait(self, event: StreamEvent) -> None:
-        """Let whatever is submitted from now on wait for a point of another stream."""
+        """Make later calls wait for an event of a different stream."""
         if event.passed and event.error is None and (self.cuda is None or event.cuda is None):
             return
 
@@ -154,11 +154,11 @@ class Stream:
         self.submit(until)
 
     def synchronize(self) -> None:
-        """Block until everything that was submitted is done, on the GPU too."""
+        """Block until all submitted calls are done, also on the GPU."""
         self.submit(self.settle).join()
 
     def settle(self) -> None:
-        """Within a call: block until the GPU has done what was handed to it."""
+        """Block until the GPU has finished the enqueued work. Use it within a call."""
         if self.cuda is not None:
             self.cuda.synchronize()
             spans, self._spans = self._spans, []
@@ -166,7 +166,7 @@ class Stream:
                 on_time(int(begin.elapsed_time(end) * 1e6))
 
     def mark(self) -> torch.cuda.Event | None:
-        """Within a call, on a GPU: the point where the stream is now, for `measure`."""
+        """Return the current point of the CUDA stream for `measure`. Use it within a call."""
         if self.cuda is None:
             return None
         event = torch.cuda.Event(enable_timing=True)
@@ -174,16 +174,19 @@ class Stream:
         return event
 
     def measure(self, begin: torch.cuda.Event, on_time: Callable[[int], object]) -> None:
-        """Within a call: pass the nanoseconds since a mark to `on_time` when the stream settles."""
+        """Pass the nanoseconds since a mark to `on_time` at the next `settle`.
+
+        Use it within a call.
+        """
         end = self.mark()
         if end is not None:
             self._spans.append((begin, end, on_time))
 
     def close(self, *, wait: bool = True) -> None:
-        """Run what was submitted, then end the thread. Closing twice does nothing.
+        """Run the submitted calls, then end the thread. Closing twice does nothing.
 
         Args:
-            wait: block until the thread has ended; a call that hangs would be waited for too.
+            wait: block until the thread has ended, even if a call hangs.
         """
         with self._section.lock:
             self._closed = True
@@ -195,10 +198,10 @@ class Stream:
         self.close(wait=False)
 
     def attend(self) -> Ticket | None:
-        """Make, as the stream's thread, the calls that are there.
+        """Make the waiting calls, on the stream's thread.
 
         Returns:
-            What to wait for before there may be more; None if there never will be.
+            The ticket to wait for before the next call, or None once no more calls can come.
         """
         while True:
             with self._section.lock:
@@ -209,7 +212,7 @@ class Stream:
             self._make(*given)
 
     def _take(self) -> tuple[Callable[[], object], StreamEvent] | None:
-        """The call to make next; None if there is none, or one is being made."""
+        """Return the next call to make, or None without a call or while a call is running."""
         if self._busy or not self._calls:
             return None
         self._busy = True
@@ -229,7 +232,7 @@ class Stream:
 
 
 def _work(ref: weakref.ref[Stream]) -> None:
-    """The thread: it refers to its stream only while it works, so that one may be dropped."""
+    """Run the thread's loop, referring to the stream only while working, so it can be dropped."""
     while (stream := ref()) is not None:
         ticket = stream.attend()
         del stream
@@ -245,7 +248,7 @@ class Current:
         device: where the computation runs.
 
     Attributes:
-        waits: how often it waited for another stream.
+        waits: number of waits for a copy stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -253,7 +256,7 @@ class Current:
         self.waits = 0
 
     def record(self) -> StreamEvent:
-        """Return the point where the computation is now."""
+        """Return the current point of the computation."""
         event = StreamEvent()
         event.mark(None if self._device is None else torch.cuda.current_stream(self._device))
         return event
@@ -264,10 +267,10 @@ class Current:
             torch.cuda.current_stream(self._device).synchronize()
 
     def wait(self, event: StreamEvent) -> None:
-        """Let the computation wait for a point of another stream.
+        """Make the computation wait for a point of a different stream.
 
         Raises:
-            BaseException: whatever the call before the event has raised.
+            BaseException: the exception of the call before the event.
         """
         self.waits += 1
         event.join()

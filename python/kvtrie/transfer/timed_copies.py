@@ -1,8 +1,9 @@
-"""Times of copies between a pool and the tier below it, for `kvtrie profile`.
+"""Timed copies between a pool and the tier below it, for `kvtrie profile`.
 
-Copies go through the pools and storages that serve, in the sizes that serve. Each number is the
-median of repeated runs, with half the distance between its quartiles as spread.
-Invariant: every figure was timed here. Cost: seconds per lane.
+Copies use the pools and storages of a real server, with their sizes. Each number is the median of
+repeated runs, with half the distance between its quartiles as spread.
+Invariant: every figure was timed here.
+Cost: seconds per lane.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Timing:
         """Return the timing of some runs.
 
         Raises:
-            ConfigError: fewer than two.
+            ConfigError: fewer than two runs.
         """
         if len(samples) < 2:  # noqa: PLR2004 - a spread needs two
             raise ConfigError(f"{len(samples)} runs have no spread: at least 2 wanted")
@@ -71,17 +72,17 @@ def time_lane(
     Args:
         fast: the upper memory.
         slow: the lower tier: memory or a storage.
-        tier: the lower tier's settings; its lanes are named by them.
+        tier: the lower tier's settings, with the names of its lanes.
         repeats: runs per size and direction.
 
     Yields:
-        After each direction its name, with a dictionary for the profile; last "both" with how much
-        longer a load takes while stores run, as a share.
+        The name of each direction with a dictionary for the profile, then "both" with the relative
+        slowdown of a load while stores run.
     """
     blocks = min(fast.blocks, slow.blocks if isinstance(slow, Pool) else fast.blocks)
     read, store = tier.lanes()
     loads, stores = (_copy(fast, slow, up=up) for up in (True, False))
-    stores(0, blocks)  # a storage can only give what it was given
+    stores(0, blocks)  # a storage can only return written blocks
     for lane, copy in ((read, loads), (store, stores)):
         few, many = (timing_of(partial(copy, 0, n), repeats) for n in (1, blocks))
         carried = slow if isinstance(slow, Pool) else fast
@@ -99,7 +100,7 @@ def time_lane(
                 "runs": many.runs,
             },
         )
-    half = max(1, blocks // 2)  # stores go to the other half: no slot has two calls at a time
+    half = max(1, blocks // 2)  # stores use the second half, so no slot has two calls at a time
     one_way = timing_of(lambda: loads(0, half), repeats)
     stop = threading.Event()
 
@@ -118,7 +119,7 @@ def time_lane(
 
 
 def _copy(fast: Pool, slow: Pool | Storage, *, up: bool) -> Callable[[int, int], None]:
-    """Return a function that copies whole blocks `[first, last)` and waits for the end."""
+    """Return a function to copy whole blocks `[first, last)` and wait for the end."""
     names = [] if isinstance(slow, Pool) else _names(fast)
     stream = torch.cuda.Stream(fast.device) if fast.device.type == "cuda" else None
 
@@ -127,7 +128,7 @@ def _copy(fast: Pool, slow: Pool | Storage, *, up: bool) -> Callable[[int, int],
         units = np.arange(first * fast.layers, last * fast.layers, dtype=np.int64)
         with nullcontext() if stream is None else torch.cuda.stream(stream):
             (fast if up else slow).copy_from(slow if up else fast, units, units)
-        if stream is not None:  # the other direction has another stream
+        if stream is not None:  # each direction has a separate stream
             stream.synchronize()
 
     def through_storage(first: int, last: int) -> None:
@@ -145,7 +146,7 @@ def _copy(fast: Pool, slow: Pool | Storage, *, up: bool) -> Callable[[int, int],
 
 
 def _names(pool: Pool) -> list[tuple[bytes, bytes]]:
-    """Return keys and labels of as many blocks as a pool holds, made by a temporary manager."""
+    """Return keys and labels for all blocks of a pool, made by a temporary manager."""
     form = pool.block_format
     shape = ModelShape(form.layers, form.heads, form.head_dim)
     tiers = [Tier("gpu", blocks=pool.blocks), Tier("disk", blocks=pool.blocks)]
@@ -159,7 +160,7 @@ def _names(pool: Pool) -> list[tuple[bytes, bytes]]:
 
 
 def timing_of(call: Callable[[], object], repeats: int) -> Timing:
-    """Return the timing of a call: at least two runs, after three that are not timed."""
+    """Return the timing of a call: at least two runs, after three warm-up runs."""
     for _ in range(_WARM):
         call()
     samples: list[float] = []

@@ -1,9 +1,10 @@
-"""UsedBlocks: the blocks whose last use is not yet written to the disk tier's files.
+"""UsedBlocks: tracks block uses not yet written to the disk tier's files.
 
-After a kill, a process finds its blocks with the ages that were written last, and evicts the oldest
-age first. So the uses of blocks are written periodically.
-Invariant: at most `most` handles wait; beyond that the oldest uses are dropped, whose blocks are
-evicted next anyway. Cost: one array per use; a row per block on disk, at most `at_once` per step.
+After a kill, a new process finds its blocks with the last written ages, and evicts the oldest age
+first. So uses are written periodically.
+Invariant: at most `most` handles wait. Beyond that the oldest uses are dropped, because their
+blocks are evicted next anyway.
+Cost: an array per use, and a row per block on disk, at most `at_once` per step.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _PERIOD_NS = 5_000_000_000
 
 
 class UsedBlocks:
-    """Blocks that were used since their last use was written.
+    """Blocks used since their last use was written.
 
     Args:
-        manager: whose blocks they are.
-        tier: the tier whose files get the uses; None ignores all uses.
-        most: handles that may wait.
-        at_once: handles that one step takes at most.
+        manager: the manager of the blocks.
+        tier: the tier of the files; None ignores all uses.
+        most: maximum number of waiting handles.
+        at_once: maximum number of handles per step.
     """
 
     def __init__(
@@ -45,11 +46,11 @@ class UsedBlocks:
         self._next_ns = 0
 
     def __len__(self) -> int:
-        """The number of handles that wait; a block that was used twice counts twice."""
+        """The number of waiting handles. A block used twice counts twice."""
         return self._count
 
     def use(self, handles: NDArray[np.uint64]) -> None:
-        """Note that blocks were used just now."""
+        """Record a use of blocks."""
         if self._tier is None or not len(handles):
             return
         self._waiting.append(handles)
@@ -58,11 +59,11 @@ class UsedBlocks:
             self._count -= len(self._waiting.popleft())
 
     def take(self, now: int, *, idle: bool) -> Index:
-        """Return the index of waiting blocks, with current ages; empty if one was just written.
+        """Return the index of waiting blocks with current ages; empty within 5 s of the last write.
 
         Args:
             now: the time.
-            idle: ignore the 5 s between two writes: the next call may come much later.
+            idle: ignore the 5 s between two writes, because the next call may come much later.
         """
         if not self._count or self._tier is None or (now < self._next_ns and not idle):
             return Index()

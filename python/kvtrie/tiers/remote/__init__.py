@@ -1,16 +1,16 @@
-"""The `remote` tier: blocks in a store that several processes and machines share.
+"""The `remote` tier: blocks in a store shared by several processes and machines.
 
-`Tier("remote", blocks=…, path=URL)` with a URL of `folder:` opens one; see
-`docs/remote.md`. kvtrie names and verifies the blocks; the store only keeps bytes.
+`Tier("remote", blocks=…, path=URL)` opens a store by its URL, as `folder:/path` (see
+`docs/remote.md`). kvtrie names and verifies the blocks. The store only keeps bytes.
 
 ```text
-storage --> client, keyed --> values, beliefs, search        blocks: names, headers, what is there
-   |           +--> guarded --> breaker, counts              a store that fails or hangs
+storage --> client, keyed --> values, beliefs, search        blocks: names, headers, presence
+   |           +--> guarded --> breaker, counts              a failing or hanging store
    +--> form   +--> open --> folder, redis, object, mooncake, each over protocol and url
 redis --> redis_nodes --> resp      object --> bucket      check: for `kvtrie remote check`
 ```
 
-Invariant: a block is returned as it was written, or it is a miss with a counted reason.
+Invariant: a block is returned as written, or it is a miss with a counted reason.
 """
 
 from __future__ import annotations

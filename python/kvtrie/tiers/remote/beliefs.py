@@ -1,9 +1,10 @@
-"""Beliefs: what this process knows of the values in a store that others change without notice.
+"""Beliefs: this process's knowledge of a store that other processes change without notice.
 
-A belief is *confirmed* by our own put or get, *reported* by `exists`, or *refuted* by a get or an
-`exists` that did not find the value; a refuted name is not asked for again for a backoff that
-doubles from 1 s to 5 min. Invariant: the table is bounded; a forgotten name is unknown, which costs
-one question. Cost: a look-up in a dictionary.
+A belief is *confirmed* by an own put or get, *reported* by `exists`, or *refuted* by a get or an
+`exists` without the value. A refuted name is not queried again for a backoff that doubles from 1 s
+to 5 min.
+Invariant: the table is bounded. A forgotten name is unknown and costs a query.
+Cost: a dictionary lookup.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class Beliefs:
     """A bounded table of beliefs by name.
 
     Args:
-        trust_s: seconds for which a confirmed or reported belief is used without asking again.
+        trust_s: seconds during which a confirmed or reported belief is used without a query.
         clock: nanoseconds, monotone.
-        most: names that the table holds.
+        most: maximum number of names.
     """
 
     def __init__(self, trust_s: float, clock: Callable[[], int], most: int = _MOST) -> None:
@@ -51,7 +52,7 @@ class Beliefs:
         return len(self._table)
 
     def kind(self, name: bytes) -> Kind:
-        """The belief that may be used now; "unknown" if the store has to be asked."""
+        """Return the current belief, or "unknown" if the store must be queried."""
         with self._lock:
             belief = self._table.get(name)
             if belief is None:
@@ -61,24 +62,24 @@ class Beliefs:
             return belief.kind if age < limit else "unknown"
 
     def seen(self, name: bytes) -> bool:
-        """Whether this process has found or written the value and nothing has refuted it since."""
+        """Return whether this process has found or written the value, never refuted since."""
         with self._lock:
             belief = self._table.get(name)
             return belief is not None and belief.kind != "refuted"
 
     def confirm(self, name: bytes) -> None:
-        """Note that a put or get succeeded."""
+        """Record a successful put or get."""
         self._put(name, _Belief("confirmed", self._clock()))
 
     def report(self, name: bytes) -> None:
-        """Note that `exists` found the value; the backoff of a refuted name stays known."""
+        """Record a value found by `exists`, keeping the backoff of a refuted name."""
         with self._lock:
             before = self._table.get(name)
         backoff = 0 if before is None else before.backoff_ns
         self._put(name, _Belief("reported", self._clock(), backoff))
 
     def refute(self, name: bytes) -> bool:
-        """Note that the value is not there; return whether a belief said that it was."""
+        """Record a missing value and return whether it was believed to be present."""
         with self._lock:
             before = self._table.get(name)
         backoff = _FIRST_NS
@@ -88,12 +89,12 @@ class Beliefs:
         return before is not None and before.kind in {"confirmed", "reported"}
 
     def forget(self, name: bytes) -> None:
-        """Forget a name: the store did not answer."""
+        """Remove a name after a call without an answer."""
         with self._lock:
             self._table.pop(name, None)
 
     def clear(self) -> None:
-        """Forget all names."""
+        """Remove all names."""
         with self._lock:
             self._table.clear()
 

@@ -1,7 +1,7 @@
-"""A bucket, as obstore reaches it: its client, and errors of its settings in plain words.
+"""Access to a bucket through obstore: its client, and readable errors for bad settings.
 
-Invariant: no credential of the environment and no signed query is in an error. Cost: a client per
-store; a request or two when it is opened.
+Invariant: no error contains a credential from the environment or a signed query.
+Cost: a client per store, and a request or two at opening.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["DENIED", "OPTIONS", "check_bucket", "client_of", "line_of"]
 
 DENIED = (PermissionDeniedError, UnauthenticatedError)
-"""Errors of a bucket that may not be used."""
+"""Errors of a bucket with denied access."""
 
 OPTIONS = {
     "s3": ("endpoint", "region", "ca", "connect_s"),
@@ -46,7 +46,7 @@ _SETTINGS = {
 _CONNECT_S = 2.0
 _UNLIMITED = timedelta(days=1)  # the deadline of a call ends its requests
 
-# A server may have closed a connection that was idle, which a request sees only once it is sent.
+# A server may have closed an idle connection. A request notices only after sending.
 _RETRIES: Any = {
     "max_retries": 2,
     "backoff": {
@@ -57,8 +57,8 @@ _RETRIES: Any = {
 }
 
 
-def client_of(url: RemoteUrl) -> Any:  # noqa: ANN401 - of the library's several classes
-    """The library's client of a bucket, which connects to nothing yet."""
+def client_of(url: RemoteUrl) -> Any:  # noqa: ANN401 - one of several library classes
+    """Return the library's client of a bucket, not yet connected."""
     if url.user or url.password:
         raise ConfigError(f"{url}: credentials come from the environment, not from the URL")
     if not url.host:
@@ -88,7 +88,7 @@ def client_of(url: RemoteUrl) -> Any:  # noqa: ANN401 - of the library's several
 
 
 def _place(url: RemoteUrl) -> tuple[str, dict[str, str]]:
-    """The URL as obstore reads it, and its settings.
+    """Return the URL in obstore's form, and its settings.
 
     Raises:
         ConfigError: an Azure account without a container.
@@ -105,7 +105,7 @@ def _place(url: RemoteUrl) -> tuple[str, dict[str, str]]:
 
 
 def _verify_certificate(url: RemoteUrl) -> None:
-    """Raise if an endpoint's certificate is of another authority; obstore has no error for it.
+    """Raise if an endpoint's certificate is not trusted, because obstore has no error for it.
 
     Raises:
         ConfigError: the certificate is not accepted.
@@ -120,23 +120,23 @@ def _verify_certificate(url: RemoteUrl) -> None:
     except ssl.SSLCertVerificationError as error:
         raise ConfigError(f"{url}: {error}") from error
     except OSError:
-        return  # it does not answer at all
+        return  # no answer at all
 
 
 async def check_bucket(url: RemoteUrl, client: Any, probe: str) -> None:  # noqa: ANN401 - as above
-    """List before anything is written: a server may make a bucket that is not there.
+    """List the bucket before any write, because a server may create a missing bucket.
 
     Args:
         url: the bucket.
-        client: the library's client of it.
-        probe: a name that no object has.
+        client: the library's client of the bucket.
+        probe: a name without an object.
 
     Raises:
-        ConfigError: no such bucket, a certificate of another authority.
+        ConfigError: the bucket does not exist, or its certificate is not trusted.
         TransferError: the store does not answer.
     """
     try:
-        library: Any = obstore  # its stubs name a type of another package
+        library: Any = obstore  # its stubs use a type of another package
         await library.list_with_delimiter_async(client, probe)
     except BaseError as error:
         try:
@@ -152,6 +152,6 @@ async def check_bucket(url: RemoteUrl, client: Any, probe: str) -> None:  # noqa
 
 
 def line_of(error: BaseException) -> str:
-    """The first line of an error, without queries of URLs, which may be signed."""
+    """Return the first line of an error, without URL queries, which may be signed."""
     lines = str(error).splitlines() or [type(error).__name__]
     return masked(re.sub(r"\?\S+", "?...", lines[0]))[:300]

@@ -1,8 +1,9 @@
-"""Check of a shared store: each operation once with real blocks, then its speed by block size.
+"""Check of a shared store: tests each operation with real blocks, then measures its speed.
 
-Blocks have random tokens and their own meaning, so no other process finds them. Invariant: all
-values that the check wrote are removed, also after an error, and so is what a store makes in a new
-folder. Cost: seconds; a few hundred MiB through the store.
+Blocks have random tokens and a private meaning, so no other process finds them.
+Invariant: all values written by the check are removed, also after an error, together with files
+created by a store in a new folder.
+Cost: seconds, and a few hundred MiB through the store.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["SIZES", "Report", "Speed", "Step", "check_store"]
 
 SIZES = (1 << 16, 1 << 20, 8 << 20, 32 << 20)
-"""Bytes of the blocks that are timed."""
+"""Bytes of the timed blocks."""
 
 _NS = 1_000_000_000
 _LAYERS = 4
@@ -44,12 +45,12 @@ _MEANING = b"kvtrie remote check".ljust(32, b"\0")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An operation that was tried.
+    """A tested operation.
 
     Attributes:
         name: the operation.
-        ok: whether it did what a shared store needs.
-        detail: what was seen.
+        ok: whether the operation behaved as a shared store needs.
+        detail: the observation.
     """
 
     name: str
@@ -59,13 +60,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Medians for one size of blocks, in nanoseconds.
+    """Median times for a block size, in nanoseconds.
 
     Attributes:
         bytes: bytes of a value.
         put_ns: a put.
         get_ns: a get of a whole value into memory.
-        plain_ns: a get by the plain client; None for a back end without one.
+        plain_ns: a get by the plain client, or None for a back end without a plain client.
     """
 
     bytes: int
@@ -76,7 +77,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that was seen.
+    """The results of a check.
 
     Attributes:
         url: the store, its password masked.
@@ -90,11 +91,11 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether all operations did what a shared store needs."""
+        """Whether all operations behaved as a shared store needs."""
         return all(step.ok for step in self.steps)
 
     def lanes(self) -> dict[str, dict[str, float]]:
-        """Lanes of tier `remote`, by name, as `kvtrie sim` reads them."""
+        """Return the lanes of tier `remote` by name, in the format of `kvtrie sim`."""
         return {
             "remote read": _lane([(speed.bytes, speed.get_ns) for speed in self.speeds]),
             "remote store": _lane([(speed.bytes, speed.put_ns) for speed in self.speeds]),
@@ -103,10 +104,10 @@ class Report:
 
 @runtime_checkable
 class _Plain(Protocol):
-    """A back end with a plain client to compare with."""
+    """A back end with a plain client for comparison."""
 
     def plain(self, name: bytes) -> object:
-        """The bytes of a value, read as the client library alone does."""
+        """Return the bytes of a value, as read by the client library alone."""
         ...
 
 
@@ -117,17 +118,17 @@ def check_store(
     repeats: int = 5,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """Try each operation of a store, and time it.
+    """Test each operation of a store, and time it.
 
     Args:
         url: the store.
-        sizes: bytes of the blocks that are timed; those above the store's limit are left out.
+        sizes: bytes of the timed blocks. Sizes above the store's limit are skipped.
         repeats: runs per size.
         on_step: called with the name of each step before it begins.
 
     Raises:
         ConfigError: the store refuses a setting.
-        TransferError: it does not answer.
+        TransferError: the store does not answer.
     """
     with as_it_was(url) if url.scheme == "folder" else nullcontext():
         return _checked(url, sizes, repeats, on_step)
@@ -148,7 +149,7 @@ def _checked(
             with _opened(url, size // _LAYERS, repeats) as world:
                 speeds.append(_speed(world))
         except ConfigError:
-            continue  # more than a value of this store may have
+            continue  # above the maximum value size of this store
         except _FailedError as error:
             steps = (*steps, Step(f"block of {size / 2**20:g} MiB", ok=False, detail=str(error)))
             break
@@ -156,7 +157,7 @@ def _checked(
 
 
 class _FailedError(Exception):
-    """A call of the store that failed."""
+    """A failed call of the store."""
 
 
 class _World(NamedTuple):
@@ -169,7 +170,7 @@ class _World(NamedTuple):
 
 @contextmanager
 def _opened(url: RemoteUrl, layer_bytes: int, blocks: int) -> Generator[_World]:
-    """A store and values of new blocks, which are removed at the end."""
+    """Yield an open store and values of new blocks, and remove the values at the end."""
     form = ValueFormat(layers=_LAYERS, layer_bytes=layer_bytes, block_tokens=1, meaning=_MEANING)
     with closing(open_store(url, form)) as store:
         keys, labels = _labelled(blocks)
@@ -189,7 +190,7 @@ def _opened(url: RemoteUrl, layer_bytes: int, blocks: int) -> Generator[_World]:
 
 
 def _labelled(blocks: int) -> tuple[list[bytes], list[bytes]]:
-    """Keys of random blocks, and the labels with which a manager writes them."""
+    """Return keys of random blocks and their labels, as written by a manager."""
     model = ModelShape(layers=_LAYERS, kv_heads=1, head_dim=8, fingerprint="kvtrie remote check")
     tiers = [Tier("gpu", blocks=blocks), Tier("host", blocks=blocks)]
     manager = BlockManager(model, tiers, block_tokens=1)
@@ -254,12 +255,12 @@ def _timed(what: str, call: Callable[[], object]) -> float:
     """Return the nanoseconds of a call.
 
     Raises:
-        _FailedError: it raises, or one of its results is not "ok".
+        _FailedError: the call raises, or has a result other than "ok".
     """
     began = time.perf_counter_ns()
     try:
         found = call()
-    except Exception as error:  # each client library has its own
+    except Exception as error:  # each client library has its own errors
         raise _FailedError(f"{what}: {error}") from error
     took = _since(began)
     for one in cast("list[object]", found) if isinstance(found, list) else ():
@@ -281,12 +282,12 @@ def _get(
 
 
 def _words(found: Sequence[Result]) -> str:
-    """The outcomes in one text, each once."""
+    """Return the distinct outcomes as a text."""
     return ", ".join(dict.fromkeys(one.outcome for one in found))
 
 
 def _lane(points: Sequence[tuple[int, float]]) -> dict[str, float]:
-    """Bandwidth and latency of the line through the smallest and the largest size."""
+    """Return bandwidth and latency of the line through the smallest and the largest size."""
     if not points:
         return {}
     (small, soon), (large, late) = points[0], points[-1]

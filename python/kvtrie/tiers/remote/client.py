@@ -1,9 +1,10 @@
-"""RemoteClient: blocks by their content keys in any store that a back end reaches.
+"""RemoteClient: accesses blocks by their content keys in the store of any back end.
 
-It names blocks, makes and verifies checksums, keeps beliefs, and stops calling a store that fails.
-Invariant: a block is returned only under its own name, with every requested layer proved; anything
-else is a miss with a counted reason; nothing waits beyond the deadline of a call that the back end
-honours. Cost: one hash of all bytes per read and per write, without the interpreter's lock.
+It names blocks, computes and verifies checksums, keeps beliefs, and stops calling a failing store.
+Invariant: a block is returned only under its own name, with every requested layer verified.
+Anything else is a miss with a counted reason. No call waits beyond its deadline if the back end
+honours deadlines.
+Cost: a hash of all bytes per read and per write, without the interpreter lock.
 """
 
 from __future__ import annotations
@@ -36,33 +37,33 @@ if TYPE_CHECKING:
 __all__ = ["TRUST_S", "RemoteClient"]
 
 TRUST_S = 60.0
-"""Seconds for which a belief is used by default."""
+"""Default seconds of trust in a belief."""
 
 _LOG = logging.getLogger(__name__)
 _NS = 1_000_000_000
-_PATIENCE_NS = 30 * _NS  # of a call without a deadline
+_PATIENCE_NS = 30 * _NS  # limit of a call without a deadline
 
 
 class RemoteClient:
-    """The blocks of one format in a shared store.
+    """The blocks of a format in a shared store.
 
     Args:
-        url: where the store is.
+        url: the URL of the store.
         form: names and checksums of the blocks.
         layers: layers of a block.
-        trust_s: seconds for which a belief is used without asking the store again; None is 60.
-        lookup: "all" asks the store, "local" uses only what this process has written or read; None
-            is "all".
-        store: the store, if it is open already.
+        trust_s: seconds during which a belief is used without a query. None means 60.
+        lookup: "all" queries the store, "local" uses only blocks written or read by this process.
+            None means "all".
+        store: the store, if already open.
         clock: nanoseconds, as `time.monotonic_ns`.
 
     Attributes:
         form: names and checksums.
-        url: where the store is.
+        url: the URL of the store.
         breaker: the circuit breaker of all calls.
 
     Raises:
-        ConfigError: a bad URL; a store that is unreachable, with `strict=1` in the URL.
+        ConfigError: the URL is invalid, or, with `strict=1` in the URL, the store is unreachable.
     """
 
     def __init__(
@@ -87,20 +88,20 @@ class RemoteClient:
 
     @property
     def logs_failures(self) -> bool:
-        """True: a failed call of the store is logged here, once per reason."""
+        """True: the client logs failed calls of the store, once per reason."""
         return True
 
     def read_many(
         self, blocks: Sequence[ReadBlock], *, deadline: int | None = None
     ) -> list[str | None]:
-        """Read blocks into memory and prove them, all by one deadline.
+        """Read blocks into memory and verify them, within a common deadline.
 
         Args:
-            blocks: keys, slots (which mean nothing here), layers, and memory of the host.
-            deadline: nanoseconds of the clock; None is 30 s from now.
+            blocks: keys, slots (unused), layers, and host memory.
+            deadline: nanoseconds of the clock, by default 30 s from now.
 
         Returns:
-            For each block the reason of its failure, or None.
+            The reason of each block's failure, or None.
         """
         names = self._names([key for key, *_ in blocks])
         until = self._until(deadline)
@@ -111,7 +112,7 @@ class RemoteClient:
         found = self._store.call("get", len(blocks), get)
         damaged = [name for name, one in zip(names, found, strict=True) if one.outcome == "damaged"]
         if damaged:
-            # A put writes only what is absent, so a damaged value would stay for ever.
+            # A put writes only absent values, so a damaged value would never be replaced.
             _LOG.warning("%s: %d damaged values are removed", self.url, len(damaged))
             self._store.call("remove", len(damaged), lambda at: at.remove_many(damaged, until))
         for name, block, result in zip(names, blocks, found, strict=True):
@@ -128,16 +129,16 @@ class RemoteClient:
     def write_many(
         self, blocks: Sequence[WrittenBlock], *, deadline: int | None = None
     ) -> list[str | None]:
-        """Write blocks that the store does not have, all by one deadline.
+        """Write blocks missing in the store, within a common deadline.
 
         Args:
-            blocks: keys, slots (which mean nothing here), layers, memory of the host, labels.
-            deadline: nanoseconds of the clock; None is 30 s from now.
+            blocks: keys, slots (unused), layers, host memory, labels.
+            deadline: nanoseconds of the clock, by default 30 s from now.
 
         Returns:
-            For each block the reason of its failure, or None.
+            The reason of each block's failure, or None.
         """
-        # Blocks of some layers are no fault of the store, so no breaker counts them.
+        # Incomplete blocks are no fault of the store, so no breaker counts them.
         whole = [at for at, block in enumerate(blocks) if tuple(block[2]) == (0, self._layers)]
         given = [blocks[at] for at in whole]
         names = self._names([key for key, *_ in given])
@@ -162,13 +163,13 @@ class RemoteClient:
         deadline: int,
         forms: Sequence[ValueFormat] | None = None,
     ) -> Found:
-        """Ask the store for the blocks of a sequence, until one is missing.
+        """Query the store for the blocks of a sequence, until a block is missing.
 
         Args:
-            keys: content keys `(blocks, 32)`, as `BlockManager.keys` has them.
+            keys: content keys `(blocks, 32)`, as in `BlockManager.keys`.
             deadline: nanoseconds of the clock.
-            forms: formats of all ranks, each of which must have its part of a block; None is this
-                rank's.
+            forms: formats of all ranks if each rank's part of a block is required. None means this
+                rank's format.
         """
         names = [self._names(keys, form) for form in forms or [self.form]]
         rows = list(zip(*names, strict=True))
@@ -177,7 +178,7 @@ class RemoteClient:
         return search(rows, self._beliefs, lambda unknown: self._ask(unknown, deadline))
 
     def holds(self, keys: NDArray[np.uint8], deadline: int) -> list[bool]:
-        """Ask the store for blocks, each by itself; which of them it has.
+        """Return which blocks the store has, each queried independently.
 
         Args:
             keys: content keys `(blocks, 32)`.
@@ -191,13 +192,13 @@ class RemoteClient:
         deadline: int,
         forms: Sequence[ValueFormat] | None = None,
     ) -> list[Answer]:
-        """Ask the store for blocks, each by itself; what it says, or is believed, of each.
+        """Return the store's answer, or the belief, for each block independently.
 
         Args:
             keys: content keys `(blocks, 32)`.
             deadline: nanoseconds of the clock.
-            forms: formats of all ranks, each of which must have its part of a block; None is this
-                rank's.
+            forms: formats of all ranks if each rank's part of a block is required. None means this
+                rank's format.
         """
         rows = list(zip(*(self._names(keys, form) for form in forms or [self.form]), strict=True))
         names = {name: None for row in rows for name in row}
@@ -213,26 +214,26 @@ class RemoteClient:
         return [least(known[name] for name in row) for row in rows]
 
     def refute(self, keys: Sequence[bytes], forms: Sequence[ValueFormat] | None = None) -> None:
-        """Note that blocks, which another process of the server read, could not be read.
+        """Record blocks that another process of the server could not read.
 
         Args:
             keys: content keys.
-            forms: formats of all ranks; None is this rank's.
+            forms: formats of all ranks. None means this rank's format.
         """
         for form in forms or [self.form]:
             for name in self._names(keys, form):
                 self._refute(name)
 
     def forget(self) -> None:
-        """Drop all beliefs; the store keeps its blocks."""
+        """Drop all beliefs. The store keeps its blocks."""
         self._beliefs.clear()
 
     def count_dropped(self, blocks: int) -> None:
-        """Count blocks that were evicted before the store had them."""
+        """Count blocks evicted before they were stored."""
         self._counts.dropped(blocks)
 
     def stats(self) -> RemoteStats:
-        """The counters now."""
+        """Return the current counters."""
         return self._counts.stats(self.breaker, self._store.writes)
 
     def close(self) -> None:
@@ -240,7 +241,7 @@ class RemoteClient:
         self._store.close()
 
     def _ask(self, names: Sequence[bytes], deadline: int) -> dict[bytes, Answer]:
-        """The store's answer about each name."""
+        """Return the store's answer for each name."""
         if not names:
             return {}
         found = self._store.call(

@@ -1,6 +1,7 @@
 """Counters of a remote storage.
 
-Invariant: each block of each call is counted once, by operation and outcome. Cost: a lock per call.
+Invariant: each block of each call is counted once, by operation and outcome.
+Cost: a lock per call.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ class RemoteStats:
     Attributes:
         results: blocks by operation ("get", "put", "exists") and outcome.
         bytes_read: bytes of verified layers.
-        bytes_written: bytes of values that are in the store after a put.
+        bytes_written: bytes of values present in the store after a put.
         breaker: state of the circuit breaker of all calls.
         writes: state of the circuit breaker of puts.
-        refuted: beliefs that turned out to be wrong.
-        dropped: blocks that were evicted before the store had them, by the outcome of the latest
-            put that failed, or `late` if none did.
+        refuted: wrong beliefs.
+        dropped: blocks evicted before they were stored, by the outcome of the latest failed put, or
+            `late` without a failed put.
     """
 
     results: dict[tuple[str, Outcome], int]
@@ -47,10 +48,10 @@ class RemoteStats:
 
     @classmethod
     def together(cls, parts: Sequence[RemoteStats]) -> RemoteStats:
-        """Return the sums of counters; of the breakers' states the first that is not closed.
+        """Return the sums of counters, with the first breaker state other than closed.
 
         Args:
-            parts: the counters of each group of layers, one at least.
+            parts: the counters of each layer group, at least of a single group.
         """
         if len(parts) == 1:
             return parts[0]
@@ -89,23 +90,23 @@ class Counts:
                 self._not_written = failed[-1].outcome if failed else "late"
 
     def transferred(self, *, read: int = 0, written: int = 0) -> None:
-        """Count bytes."""
+        """Count transferred bytes."""
         with self._lock:
             self._read += read
             self._written += written
 
     def refuted(self) -> None:
-        """Count a belief that was wrong."""
+        """Count a wrong belief."""
         with self._lock:
             self._refuted += 1
 
     def dropped(self, blocks: int) -> None:
-        """Count blocks that were evicted before the store had them."""
+        """Count blocks evicted before they were stored."""
         with self._lock:
             self._dropped[self._not_written] += blocks
 
     def stats(self, breaker: Breaker, writes: Breaker) -> RemoteStats:
-        """Return the counters now."""
+        """Return the current counters."""
         states = breaker.state, writes.state
         with self._lock:
             results, dropped = dict(self._results), dict(self._dropped)

@@ -1,13 +1,15 @@
-"""The back end `folder:`: one file per value in 256 subfolders of a folder that machines may share.
+"""The back end `folder:`: a file per value in 256 subfolders of a possibly shared folder.
 
 `folder:/path?ttl=SECONDS&io=direct`. A file is written under a staging name and linked under its
-own when it is complete, so several machines use a folder on NFS, Lustre or Weka without locks.
-Opening removes staging files that are an hour old: their writers have ended. With `ttl`, a hit
-refreshes a file's time at most once per half of it, and `kvtrie remote gc` removes files that are
-older. Files and subfolders get the mode of the folder, so all users that may write to it share it.
-Invariant: no file is changed after it was linked; no file is removed that kvtrie did not write, by
-its first bytes and its name, and no link below the folder is followed. Cost: one open per block;
-bytes go straight between the file and pool memory, without the interpreter's lock.
+final name when complete, so several machines can share a folder on NFS, Lustre or Weka without
+locks. Opening removes staging files older than an hour, because their writers have ended. With
+`ttl`, a hit refreshes a file's time at most once per half of the `ttl`, and `kvtrie remote gc`
+removes older files. Files and subfolders get the mode of the folder, so all users with write access
+share it.
+Invariant: no file changes after it was linked. Only files written by kvtrie are removed, as
+recognised by their first bytes and name, and no link below the folder is followed.
+Cost: an open per block. Bytes are copied directly between the file and pool memory, without the
+interpreter lock.
 """
 
 from __future__ import annotations
@@ -36,21 +38,21 @@ __all__ = ["FolderStore", "Removed", "as_it_was", "collect"]
 
 _NS = 1_000_000_000
 _YEARS = 100 * 365 * 86_400.0
-_STALE_S = 3_600.0  # a writer that has not linked its file for an hour has ended
+_STALE_S = 3_600.0  # a writer has ended if its file is not linked after an hour
 _TTL = "ttl"
-_MARKER = "kvtrie-values"  # the file that names a folder as a store
+_MARKER = "kvtrie-values"  # the file marking a folder as a store
 
 
 class FolderStore:
     """Values in the files of a folder.
 
     Args:
-        url: `folder:` and a path; options `ttl` in seconds and `io`, "direct" or "buffered".
+        url: `folder:` and a path, with options `ttl` in seconds and `io`, "direct" or "buffered".
         form: the format of the values.
 
     Raises:
-        ConfigError: no path, an unknown option, a folder that cannot be written or has files of
-            others where values are.
+        ConfigError: no path, an unknown option, a folder without write access, or foreign files in
+            place of values.
     """
 
     def __init__(self, url: RemoteUrl, form: ValueFormat) -> None:
@@ -68,7 +70,7 @@ class FolderStore:
         self._files.sweep(_ns(time.time() - _STALE_S))
 
     def exists_many(self, names: Sequence[bytes], deadline: int) -> list[Result]:
-        """Whether there are files of these names with the length of a value."""
+        """Check for files of these names with the length of a value."""
         return _results(self._files.exists_many(list(names), _left(deadline)))
 
     def get_many(self, rows: Sequence[Get], deadline: int) -> list[Result]:
@@ -78,7 +80,7 @@ class FolderStore:
         return _results(self._files.get_many(wanted, _left(deadline)))
 
     def put_many(self, rows: Sequence[Put], deadline: int) -> list[Result]:
-        """Write values that are absent."""
+        """Write absent values."""
         values = [(row.name, row.header, row.memory) for row in rows]
         return _results(self._files.put_many(values, _left(deadline)))
 
@@ -88,25 +90,25 @@ class FolderStore:
         return _results(self._files.remove_many(list(names)))
 
     def path(self, name: bytes) -> Path:
-        """The file of a value."""
+        """Return the file of a value."""
         return self._files.path(name)
 
     def plain(self, name: bytes) -> object:
-        """The bytes of a value, read as Python alone does."""
+        """Return the bytes of a value, as read by Python alone."""
         return self.path(name).read_bytes()
 
     def close(self) -> None:
-        """Do nothing: no file stays open."""
+        """Do nothing, because no file stays open."""
 
 
 _IO = ("direct", "buffered")
 
 
 def folder_of(url: RemoteUrl) -> str:
-    """The folder of a URL.
+    """Return the folder of a URL.
 
     Raises:
-        ConfigError: a host, or no path.
+        ConfigError: the URL has a host, or no path.
     """
     if url.host or url.user or not url.path:
         raise ConfigError(f"{url} names no folder: folder:/path wanted")
@@ -115,12 +117,12 @@ def folder_of(url: RemoteUrl) -> str:
 
 @contextmanager
 def as_it_was(url: RemoteUrl) -> Generator[None]:
-    """Remove at the end the marker and the empty folders that the first store there has made.
+    """Remove the marker and empty folders created by a first store in a folder, at the end.
 
-    Other processes may store blocks during the check: those stay, and the next open reads them.
+    Blocks stored by other processes during the check stay, and the next open reads them.
 
     Args:
-        url: the folder; one that is a store already is left alone.
+        url: the folder. An existing store is not changed.
     """
     root = Path(folder_of(url))
     if os.access(root / _MARKER, os.F_OK):
@@ -133,12 +135,12 @@ def as_it_was(url: RemoteUrl) -> Generator[None]:
     finally:
         new = _inside(root) - before
         for path in (*new, *missing):
-            with suppress(OSError):  # it is in use, or gone
+            with suppress(OSError):  # in use, or already removed
                 path.unlink() if path.name == _MARKER else path.rmdir()
 
 
 def _inside(folder: Path) -> set[Path]:
-    """What a folder has; nothing where it cannot be read, which its store reports."""
+    """Return the entries of a folder, empty if unreadable, as reported by its store."""
     with suppress(OSError):
         return set(folder.iterdir())
     return set()
@@ -158,13 +160,13 @@ def _results(found: Iterable[tuple[str, str]]) -> list[Result]:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Files that `collect` removed.
+    """Files removed by `collect`.
 
     Attributes:
         expired: values older than the time to live.
-        staged: files of writers that ended before they linked them.
+        staged: files of writers ended before linking.
         bytes: bytes of both.
-        kept: values that are left.
+        kept: remaining values.
     """
 
     expired: int
@@ -174,14 +176,14 @@ class Removed:
 
 
 def collect(url: RemoteUrl, *, now: float | None = None) -> Removed:
-    """Remove expired values and stale staging files of a folder that others may be using.
+    """Remove expired values and stale staging files of a folder, possibly in use.
 
     Args:
-        url: the folder; without its option `ttl` no value expires.
-        now: seconds of the wall clock; None is now.
+        url: the folder. Without its option `ttl` no value expires.
+        now: seconds of the wall clock, by default the current time.
 
     Raises:
-        ConfigError: no such folder, or one that is no store of kvtrie's.
+        ConfigError: the folder does not exist, or is no store of kvtrie.
     """
     url.only((_TTL, "io"))
     ttl = _ttl(url)

@@ -1,8 +1,9 @@
-"""Format of one rank's values in a store: their names, header and checksums.
+"""Format of a rank's values in a store: their names, header and checksums.
 
-Where groups of layers are kept apart, a block has a value per group.
-Invariant: two layouts, two ranks, two numbers of ranks, or two groups give different names; latent
-KV, which is equal on all ranks, gives one. Cost: one hash of the settings.
+With separate groups of layers, a block has a value per group.
+Invariant: different layouts, ranks, numbers of ranks or groups give different names. Latent KV is
+equal on all ranks and has the same name.
+Cost: a hash of the settings.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ __all__ = ["ValueNames", "value_format"]
 
 
 class ValueNames(NamedTuple):
-    """The fields that form names of one rank's values, all but the secret.
+    """The fields that form the names of a rank's values, except the secret.
 
     Attributes:
         layers: layers of a value.
         layer_bytes: bytes of a layer.
         block_tokens: tokens of its block.
-        meaning: the digest of a layout and of the rank's part of it.
+        meaning: the digest of a layout and of the rank's part.
     """
 
     layers: int
@@ -47,20 +48,20 @@ class ValueNames(NamedTuple):
         group: int | None = None,
         block_tokens: int | None = None,
     ) -> ValueNames:
-        """Return those of a rank.
+        """Return the fields of a rank's values.
 
         Args:
             form: the format of the values.
-            rank: the rank whose part of the KV a value is.
-            ranks: how many there are.
-            group: the group of layers that a value is of; None if all layers are one group. K and V
-                of a layer follow one another in the slots of a group. The names of the first group
-                say no group.
-            block_tokens: tokens of a block; None is those of the format, which has fewer rows where
-                several tokens share one.
+            rank: the rank of the value's part of the KV.
+            ranks: number of ranks.
+            group: the layer group of a value, or None if all layers are a single group. K and V of
+                a layer are consecutive in the slots of a group. The names of the first group
+                contain no group.
+            block_tokens: tokens of a block, by default from the format. The format has fewer rows
+                if several tokens share a row.
 
         Raises:
-            ConfigError: a layout with K and V apart, unless it is that of a group.
+            ConfigError: a layout with separate K and V, except for a group.
         """
         if group is None and len(form.planes()) != 1:
             raise ConfigError("a store keeps K and V of a layer together: use Layout(kv='joined')")
@@ -72,7 +73,7 @@ class ValueNames(NamedTuple):
         return cls(form.layers, form.unit_bytes, block_tokens or form.block_tokens, meaning)
 
     def format(self, secret: bytes | None) -> ValueFormat:
-        """Return names and checksums, keyed by a secret if there is one."""
+        """Return names and checksums, keyed by a secret if given."""
         return ValueFormat(**self._asdict(), secret=secret)
 
 
@@ -86,13 +87,13 @@ def value_format(
     group: int | None = None,
     block_tokens: int | None = None,
 ) -> ValueFormat:
-    """Names and checksums of one rank's blocks, or of their part of a group of layers.
+    """Return names and checksums of a rank's blocks, or of their part of a layer group.
 
-    Latent KV is equal on all ranks, so its blocks have the names of rank 0 of 1. The other
-    arguments are those of `ValueNames.of`.
+    Latent KV is equal on all ranks, so its blocks have the names of rank 0 of 1. The remaining
+    arguments are as for `ValueNames.of`.
 
     Raises:
-        ConfigError: a layout with K and V apart, a rank that is not there, an empty secret.
+        ConfigError: a layout with separate K and V, an invalid rank, or an empty secret.
     """
     if not 0 <= rank < ranks:
         raise ConfigError(f"rank is {rank}, 0 to {ranks - 1} wanted, for {ranks} ranks")

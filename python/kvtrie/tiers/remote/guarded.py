@@ -1,8 +1,8 @@
-"""GuardedStore: a store that is opened by the first call that reaches it, under circuit breakers.
+"""GuardedStore: a store with circuit breakers, opened by the first call that reaches it.
 
-One breaker is for all calls: it opens when the store does not answer. Another one is for puts: it
-opens when no block is stored, for whatever reason, while lookups and gets go on.
-Invariant: a call returns a result per block, whatever the back end raises; while a breaker is open
+The breaker for all calls opens when the store does not answer. The breaker for puts opens when no
+block is stored, for any reason, while lookups and gets continue.
+Invariant: a call returns a result per block, whatever the back end raises. While a breaker is open,
 no call of its kind reaches the store. A fault is logged once per reason and day, not per block.
 Cost: a lock per call.
 """
@@ -34,20 +34,20 @@ _LOG = logging.getLogger(__name__)
 
 
 class GuardedStore:
-    """A store and its circuit breaker.
+    """A store and its circuit breakers.
 
     Args:
-        url: where the store is; with `strict=1` it has to be reachable now.
+        url: the URL of the store. With `strict=1` the store must be reachable now.
         form: the format of the values.
         clock: nanoseconds, monotone.
-        store: the store, if it is open already.
+        store: the store, if already open.
 
     Attributes:
-        breaker: that of all calls.
-        writes: that of puts.
+        breaker: the breaker of all calls.
+        writes: the breaker of puts.
 
     Raises:
-        ConfigError: a bad URL; a store that is unreachable, with `strict=1` in the URL.
+        ConfigError: the URL is invalid, or, with `strict=1` in the URL, the store is unreachable.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class GuardedStore:
     def call(
         self, operation: Operation, count: int, call: Callable[[RemoteStore], list[Result]]
     ) -> list[Result]:
-        """Call the store unless the breaker is open; an exception is `unreachable`.
+        """Call the store unless the breaker is open. An exception becomes `unreachable`.
 
         Args:
             operation: the operation, for the log.
             count: number of blocks.
-            call: makes the call and returns a result per block.
+            call: calls the store and returns a result per block.
         """
         if not count:
             return []
@@ -93,14 +93,14 @@ class GuardedStore:
         found: list[Result] = []
         try:
             found = call(self._open())
-        except Exception as error:  # noqa: BLE001 - a back end's library may raise anything
+        except Exception as error:  # noqa: BLE001 - a back end may raise anything
             found = [Result("unreachable", f"{type(error).__name__}: {error}")] * count
         finally:
             self._note(operation, found)
         return found
 
     def _refusal(self, operation: Operation) -> str | None:
-        """The reason why a call may not be made now."""
+        """Return the reason against a call now, or None."""
         if self._closed:
             return "closed"
         if not self.breaker.allows():
@@ -111,7 +111,7 @@ class GuardedStore:
         return None
 
     def _note(self, operation: Operation, found: Sequence[Result]) -> None:
-        """Note the end of a call in the breakers and, if it failed, in the log."""
+        """Record the end of a call in the breakers and log a failure."""
         puts, outcomes = operation == "put", {one.outcome for one in found}
         for one in {one.outcome: one for one in found if _is_failure(operation, one)}.values():
             self._failures.warn(self._url, f"{operation}: {one.outcome}: {one.reason}")
@@ -132,7 +132,7 @@ class GuardedStore:
             store.close()
 
     def _open(self) -> RemoteStore:
-        """The store; opened by the first call that reaches it."""
+        """Return the store, opening it if needed."""
         store = self._store
         if store is None:
             with self._opening:
@@ -145,7 +145,7 @@ class GuardedStore:
 
 
 def _is_failure(operation: Operation, result: Result) -> bool:
-    """Whether a result is a fault: lookups are late, and blocks missing, without one."""
+    """Return whether a result is a fault, unlike late lookups and missing blocks."""
     if operation == "put":
         return result.outcome != "ok"
     return result.outcome in {"unreachable", "refused", "full"}

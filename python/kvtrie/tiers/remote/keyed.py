@@ -1,8 +1,9 @@
-"""KeyedRemote: blocks of one size in a shared store, by keys that only an engine knows.
+"""KeyedRemote: blocks of equal size in a shared store, identified by an engine's keys.
 
-For engines that look their blocks up themselves, as `KeyedDisk` is. Invariant: that of
-`RemoteClient`; a question ends after `lookup_s`, and every other call after `deadline_s`, in stores
-that honour deadlines. Cost: two digests per block and call, and the read or write.
+For engines with their own block lookup, like `KeyedDisk`.
+Invariant: as for `RemoteClient`. A query ends after `lookup_s`, and every other call after
+`deadline_s`, in stores that honour deadlines.
+Cost: two digests per block and call, and the read or write.
 """
 
 from __future__ import annotations
@@ -36,24 +37,24 @@ class KeyedRemote:
     """Blocks by key in a shared store.
 
     Args:
-        url: where the store is; see `kvtrie.tiers.remote`.
-        meaning: all that decides the bytes: model, layout, rank. Blocks of another meaning are not
-            found.
+        url: the URL of the store, see `kvtrie.tiers.remote`.
+        meaning: the meaning of the bytes: model, layout, rank. Blocks with a different meaning are
+            not found.
         size: bytes of a block.
-        secret: keys names and checksums.
-        trust_s: seconds for which a belief is used without asking the store again; None is 60.
-        lookup: "all" asks the store, "local" uses only blocks that this process wrote or read; None
-            is "all".
-        lookup_s: seconds that a question about blocks may take.
-        deadline_s: seconds that a read or write of several blocks may take.
-        store: the store, if it is open already.
+        secret: key for names and checksums.
+        trust_s: seconds during which a belief is used without a query. None means 60.
+        lookup: "all" queries the store, "local" uses only blocks written or read by this process.
+            None means "all".
+        lookup_s: maximum seconds of a query.
+        deadline_s: maximum seconds of a read or write of several blocks.
+        store: the store, if already open.
         clock: nanoseconds, as `time.monotonic_ns`.
 
     Attributes:
         client: the blocks by their content keys.
 
     Raises:
-        ConfigError: a bad URL; a store that is unreachable, with `strict=1` in the URL.
+        ConfigError: the URL is invalid, or, with `strict=1` in the URL, the store is unreachable.
     """
 
     def __init__(
@@ -89,18 +90,18 @@ class KeyedRemote:
         return self.leading([key]) == 1
 
     def leading(self, keys: Iterable[bytes]) -> int:
-        """Return the number of leading blocks of a sequence that the store has."""
+        """Return the number of leading blocks of a sequence in the store."""
         return self.client.find(content_keys(keys), self._clock() + self._lookup_ns).blocks
 
     def present(self, keys: Iterable[bytes]) -> list[bool]:
-        """Return for each of some blocks, found by itself, whether the store has it."""
+        """Return the presence of each block in the store, queried independently."""
         return self.client.holds(content_keys(keys), self._clock() + self._lookup_ns)
 
     def read_many(self, rows: Sequence[tuple[bytes, NDArray[np.uint8]]]) -> list[bool]:
-        """Fill memory with blocks, and return for each whether it was there and whole.
+        """Read blocks into memory, and return for each block whether it was present and intact.
 
         Args:
-            rows: keys, and memory of a block's size for each.
+            rows: keys, each with memory for a block.
         """
         named = zip(content_keys(key for key, _ in rows), rows, strict=True)
         blocks = [(key.tobytes(), 0, (0, 1), _memory(memory)) for key, (_, memory) in named]
@@ -110,11 +111,11 @@ class KeyedRemote:
     def write_many(
         self, rows: Sequence[tuple[bytes, NDArray[np.uint8]]], *, after: bytes | None = None
     ) -> list[bool]:
-        """Store blocks, and return for each whether the store has it afterwards.
+        """Write blocks, and return for each block whether the store now has it.
 
         Args:
             rows: keys and bytes.
-            after: the key of the block before the first of them, of which the store makes no use.
+            after: the key of the block before the first row, unused by the store.
         """
         del after
         named = zip(content_keys(key for key, _ in rows), rows, strict=True)
@@ -126,11 +127,11 @@ class KeyedRemote:
         return [reason is None for reason in why]
 
     def clear(self) -> None:
-        """Drop all beliefs; the store keeps its blocks, which other processes use."""
+        """Drop all beliefs. The store keeps its blocks for other processes."""
         self.client.forget()
 
     def stats(self) -> RemoteStats:
-        """Return the counters now."""
+        """Return the current counters."""
         return self.client.stats()
 
     def close(self) -> None:

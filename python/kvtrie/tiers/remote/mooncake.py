@@ -1,13 +1,14 @@
-"""The back end `mooncake://`: values in memory and on disks that machines lend to a Mooncake store.
+"""The back end `mooncake://`: values in memory and disks lent by machines to a Mooncake store.
 
-`mooncake://master:50051?host=ADDRESS&segment_bytes=BYTES&disk=FOLDER`. Values go straight between
-memory and the machines that have them: a pool is registered once, memory of a single block for the
-call. `segment_bytes` lends that amount of this machine's memory, `disk` a folder below it. Mooncake
-has no deadlines: with a dead master or lender a call returns after five seconds. Questions are
-abandoned on their own thread at the deadline; reads and writes keep the caller's thread until they
-return, because they may still use its memory. A value whose lender is dead is missing: the others
-serve on. Invariant: no call that was given up uses memory of a pool. Cost: a request per call and
-block; a copy of each header.
+`mooncake://master:50051?host=ADDRESS&segment_bytes=BYTES&disk=FOLDER`. Values are copied directly
+between memory and the lending machines. A pool is registered once, memory of a single block only
+for the call. `segment_bytes` lends memory of this machine, and `disk` a folder below it. Mooncake
+has no deadlines: with a dead master or lender a call returns after five seconds. Queries run on a
+separate thread, abandoned at the deadline. Reads and writes keep the caller's thread until they
+return, because they may still use its memory. A value on a dead lender is missing, and other
+lenders continue to serve.
+Invariant: no abandoned call uses memory of a pool.
+Cost: a request per call and block, and a copy of each header.
 """
 
 from __future__ import annotations
@@ -47,23 +48,23 @@ _NS = 1_000_000_000
 _OPEN_S = 10.0
 _CLOSE_S = 5.0
 _OUTCOMES: dict[int, Outcome] = {-200: "full", -704: "missing", -706: "refused"}
-_OTHER_LENGTH = (-600, -800)  # what a read into memory of another length may give
-_NO_DISKS = -1300  # of a master without -enable_offload
-_NO_RANGES = -600  # of a value that is on a disk only
+_OTHER_LENGTH = (-600, -800)  # possible results of a read into memory of a different length
+_NO_DISKS = -1300  # the master runs without -enable_offload
+_NO_RANGES = -600  # the value is only on a disk
 
 
 class MooncakeStore:
     """Values in a Mooncake store.
 
     Args:
-        url: its master; options `host`, this machine's address for the others (127.0.0.1),
+        url: its master, with options `host`, this machine's address for other machines (127.0.0.1),
             `segment_bytes` (0), `disk`, `protocol` ("tcp"), `device` and `metadata`
             ("P2PHANDSHAKE").
         form: the format of the values.
 
     Raises:
-        ConfigError: no master in the URL, an unknown option, a size that is no number; a disk
-            without memory, a folder that cannot be made, or a master that takes no disks.
+        ConfigError: no master in the URL, an unknown option, an invalid size, a disk without
+            memory, a folder that cannot be created, or a master without disks.
         TransferError: the master does not answer.
     """
 
@@ -85,7 +86,7 @@ class MooncakeStore:
             raise TransferError(f"the master of {url}: {why}")
 
     def exists_many(self, names: Sequence[bytes], deadline: int) -> list[Result]:
-        """Whether there are values of these names."""
+        """Check for values of these names."""
         keys = [name.hex() for name in names]
         found = _by(lambda: self._open().batch_is_exist(keys), _left(deadline))
         if found is None:
@@ -109,7 +110,7 @@ class MooncakeStore:
         return self._without_dead_lenders(rows, found, deadline)
 
     def put_many(self, rows: Sequence[Put], deadline: int) -> list[Result]:
-        """Write values that are absent."""
+        """Write absent values."""
         if not rows or _left(deadline) <= 0:
             return [_LATE] * len(rows)
         headers = [self._header(row.header) for row in rows]
@@ -123,7 +124,7 @@ class MooncakeStore:
         return [Result("ok") if code >= 0 else _failed(code) for code in codes]
 
     def remove_many(self, names: Sequence[bytes], deadline: int) -> list[Result]:
-        """Remove values, also those that another process has just read."""
+        """Remove values, even if another process has just read them."""
 
         def remove() -> list[int]:
             return [self._open().remove(name.hex(), True) for name in names]
@@ -134,11 +135,11 @@ class MooncakeStore:
         return [Result("ok") if code == 0 else _failed(code) for code in found]
 
     def plain(self, name: bytes) -> object:
-        """The bytes of a value, read as the client library alone does."""
+        """Return the bytes of a value, as read by the client library alone."""
         return self._open().get(name.hex())
 
     def close(self) -> None:
-        """Leave the store; memory that this machine lent leaves it too."""
+        """Leave the store and withdraw the lent memory."""
         with self._lock:
             client, self._client = self._client, None
         if client is not None:
@@ -148,7 +149,7 @@ class MooncakeStore:
         return sum(self._sizes(row)) == self._form.value_bytes
 
     def _wholes(self, rows: Sequence[Get]) -> list[tuple[int, NDArray[np.uint8]]]:
-        """Read whole values; a code, or their bytes, and the header of each."""
+        """Read whole values, and return for each its length or an error code, and its header."""
         if not rows:
             return []
         client, headers = self._open(), [self._header() for _ in rows]
@@ -162,7 +163,7 @@ class MooncakeStore:
         return found
 
     def _part(self, row: Get) -> tuple[int, NDArray[np.uint8]]:
-        """Read the header and some layers of a value; a code, or its bytes, and the header."""
+        """Read the header and some layers of a value, with results as from `_wholes`."""
         client, header, key = self._open(), self._header(), row.name.hex()
         size: int = client.get_size(key)
         if size == self._form.value_bytes:
@@ -183,7 +184,7 @@ class MooncakeStore:
         return size, header
 
     def _part_of_whole(self, row: Get) -> tuple[int, NDArray[np.uint8]]:
-        """Read a value, and copy some layers of it, as `_part`."""
+        """Read a whole value and copy some of its layers, as `_part`."""
         rest = self._form.value_bytes - self._form.header_bytes
         memory = np.empty((1, rest), np.uint8)
         whole = Get(row.name, row.layers, row.header, memory)
@@ -198,14 +199,14 @@ class MooncakeStore:
     def _without_dead_lenders(
         self, rows: Sequence[Get], found: list[Result], deadline: int
     ) -> list[Result]:
-        """The results, in which values that only a dead machine has are missing.
+        """Replace the results of values on dead machines by misses.
 
-        Other machines' values can be read, so the store's circuit breaker has to stay closed.
+        The values of other machines are readable, so the store's circuit breaker must stay closed.
         """
         lost = [at for at, one in enumerate(found) if one.outcome == "unreachable"]
         there = self.exists_many([rows[at].name for at in lost], deadline) if lost else []
         for at, answer in zip(lost, there, strict=True):
-            if answer.outcome in {"ok", "missing"}:  # so the master lives
+            if answer.outcome in {"ok", "missing"}:  # the master answers
                 why = f"the machine that has a value does not answer: {found[at].reason}"
                 self._failures.warn(self._url, why)
                 found[at] = Result("missing", why)
@@ -229,7 +230,7 @@ class MooncakeStore:
         return [self._address(header), self._address(row.memory)]
 
     def _header(self, content: bytes | None = None) -> NDArray[np.uint8]:
-        """Memory for a header, which is registered once and used again."""
+        """Return memory for a header, registered once and reused."""
         with self._lock:
             found = self._headers.pop() if self._headers else None
         if found is None:
@@ -243,12 +244,12 @@ class MooncakeStore:
             self._headers.extend(headers)
 
     def _address(self, memory: NDArray[np.uint8]) -> int:
-        """The address of memory, all of whose pool is registered."""
+        """Return the address of memory, after registering its whole pool."""
         begin, size = _region(memory)
         with self._lock:
             if self._known.get(begin, 0) < size:
                 for at, length in [*self._known.items()]:
-                    if at < begin + size and begin < at + length:  # it was freed since
+                    if at < begin + size and begin < at + length:  # freed since
                         self._open().unregister_buffer(at)
                         del self._known[at]
                 code = self._open().register_buffer(begin, size)
@@ -258,7 +259,7 @@ class MooncakeStore:
         return memory.ctypes.data
 
     def _forget(self, rows: Sequence[Get] | Sequence[Put]) -> None:
-        """Unregister memory that is not a pool's: its owner may free it after the call."""
+        """Unregister memory outside a pool, because its owner may free it after the call."""
         with self._lock:
             for memory in (row.memory for row in rows):
                 begin, size = _region(memory)
@@ -266,7 +267,7 @@ class MooncakeStore:
                 if known and self._client is not None:
                     self._client.unregister_buffer(begin)
 
-    def _open(self) -> Any:  # noqa: ANN401 - of the library
+    def _open(self) -> Any:  # noqa: ANN401 - a library object
         client = self._client
         if client is None:
             raise TransferError("the store is closed")
@@ -277,7 +278,7 @@ _LATE = Result("late", "the deadline passed")
 
 
 def _region(memory: NDArray[np.uint8]) -> tuple[int, int]:
-    """Address and bytes of the memory that an array is a view of: all of a tensor's."""
+    """Return address and bytes of the memory viewed by an array, of a tensor the whole storage."""
     array, base = memory, cast("Any", memory).base
     while isinstance(base, np.ndarray):
         array, base = cast("NDArray[np.uint8]", base), cast("Any", base).base
@@ -296,7 +297,7 @@ def _left(deadline: int) -> float:
 
 
 def _by(call: Callable[[], _T], seconds: float) -> _T | None:
-    """The result of a call on its own thread, which is abandoned if it takes longer: then None."""
+    """Run a call on a separate thread and return its result, or None after `seconds`."""
     if seconds <= 0:
         return None
     ends: SimpleQueue[tuple[_T | None, BaseException | None]] = SimpleQueue()
@@ -304,7 +305,7 @@ def _by(call: Callable[[], _T], seconds: float) -> _T | None:
     def work() -> None:
         try:
             ends.put((call(), None))
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
             ends.put((None, error))
 
     thread = threading.Thread(target=work, name="kvtrie mooncake", daemon=True)

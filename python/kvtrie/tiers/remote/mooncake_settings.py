@@ -1,7 +1,7 @@
 """Settings of a Mooncake client, read from a URL.
 
-Invariant: a bad option is refused before the library is called. Cost: one connection to the
-master's port.
+Invariant: a bad option is refused before the library is called.
+Cost: a connection to the master's port.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ __all__ = ["reach", "settings_of"]
 
 _PORT = 50051
 _CONNECT_S = 2.0
-_BUFFER = 16 << 20  # bytes of the library's own, which these calls do not use
+_BUFFER = 16 << 20  # bytes of the library's own buffer, unused by our calls
 _MOST_SEGMENT = 1 << 44
 _OPTIONS = ("host", "segment_bytes", "disk", "protocol", "device", "metadata")
 
 
 def settings_of(url: RemoteUrl) -> tuple[object, ...]:
-    """The arguments of the library's `setup`.
+    """Return the arguments of the library's `setup`.
 
     Raises:
-        ConfigError: no master in the URL, an unknown option, a size that is no number; a disk
-            without memory, or a folder that cannot be made.
+        ConfigError: no master in the URL, an unknown option, an invalid size, a disk without
+            memory, or a folder that cannot be created.
     """
     url.only(_OPTIONS)
     if not url.host:
@@ -47,7 +47,7 @@ def settings_of(url: RemoteUrl) -> tuple[object, ...]:
 
 
 def _disk(folder: str, lent: int) -> str:
-    """The folder that this machine lends, or an empty text."""
+    """Return the folder lent by this machine, or an empty text."""
     if not folder:
         return ""
     if not lent:
@@ -63,7 +63,7 @@ def _disk(folder: str, lent: int) -> str:
 
 
 def reach(url: RemoteUrl) -> None:
-    """Connect to the master's port: the library would try a closed one for a minute and a half.
+    """Connect to the master's port, because the library would retry a closed port for 90 s.
 
     Raises:
         TransferError: the port is closed.

@@ -1,12 +1,13 @@
 """The back end `s3://`, `gs://` and `az://`: values as objects of a bucket, through obstore.
 
 `s3://bucket/prefix?endpoint=URL&region=NAME&ca=PATH`. Credentials come from the environment, as
-obstore reads them, never from the URL. A call asks for all of its objects at once and is cancelled
-at its deadline, which is the only time limit of its requests. A request whose connection was
-closed, or that the server failed, is sent again at most twice. A value is written once, by a
-conditional put where the store honours one. Invariant: an object is read only if its whole length
-is that of a value; bytes are written into pool memory only before the deadline.
-Cost: a request per block and range, and one copy; a `HEAD` more per put.
+read by obstore, never from the URL. A call requests all of its objects at once and is cancelled at
+its deadline, the only time limit of its requests. A request is sent again at most twice after a
+closed connection or a server failure. A value is written once, by a conditional put if the store
+honours it.
+Invariant: an object is read only if it has the length of a value. Bytes are written into pool
+memory only before the deadline.
+Cost: a request per block and range, and a copy. A put needs an additional `HEAD`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _T = TypeVar("_T")
 
 _LOG = logging.getLogger(__name__)
 _NS = 1_000_000_000
-_MOST_VALUE = 5 << 30  # bytes that one put may have
+_MOST_VALUE = 5 << 30  # maximum bytes of a single put
 _OPEN_S = 10.0
 _AT_ONCE = 16  # requests of a call
 _CHUNK = 1 << 20
@@ -55,16 +56,16 @@ class ObjectStore:
     """Values in a bucket.
 
     Args:
-        url: the bucket and a prefix of names; options `endpoint` (not `gs`), `region` (`s3`), `ca`
-            and `connect_s`.
+        url: the bucket and a prefix of names, with options `endpoint` (not `gs`), `region` (`s3`),
+            `ca` and `connect_s`.
         form: the format of the values.
 
     Attributes:
         conditional: whether the store honours conditional puts.
 
     Raises:
-        ConfigError: credentials in the URL, an unknown option, no such bucket, one that may not be
-            used, a certificate of another authority, values above 5 GiB.
+        ConfigError: credentials in the URL, an unknown option, a missing bucket, denied access, an
+            untrusted certificate, or values above 5 GiB.
         TransferError: the store does not answer.
     """
 
@@ -83,7 +84,7 @@ class ObjectStore:
             _LOG.warning("%s ignores conditional puts: writers of one block may all send it", url)
 
     def exists_many(self, names: Sequence[bytes], deadline: int) -> list[Result]:
-        """Whether there are objects of these names with the length of a value."""
+        """Check for objects of these names with the length of a value."""
         return self._each(names, self._exists, deadline)
 
     def get_many(self, rows: Sequence[Get], deadline: int) -> list[Result]:
@@ -91,7 +92,7 @@ class ObjectStore:
         return self._each(rows, self._get, deadline)
 
     def put_many(self, rows: Sequence[Put], deadline: int) -> list[Result]:
-        """Write values that are absent, and replace objects of another length."""
+        """Write absent values, and replace objects of a different length."""
         return self._each(rows, self._put, deadline)
 
     def remove_many(self, names: Sequence[bytes], deadline: int) -> list[Result]:
@@ -99,11 +100,11 @@ class ObjectStore:
         return self._each(names, self._remove, deadline)
 
     def plain(self, name: bytes) -> object:
-        """The bytes of a value, read as the client library alone does."""
+        """Return the bytes of a value, as read by the client library alone."""
         return obstore.get(self._store, name.hex()).bytes()
 
     def close(self) -> None:
-        """Refuse further calls; the library closes connections that are idle."""
+        """Refuse further calls. The library closes idle connections."""
         self._closed = True
 
     async def _exists(self, name: bytes) -> Result:
@@ -125,14 +126,14 @@ class ObjectStore:
     async def _range(
         self, name: bytes, part: tuple[int, int] | None, targets: Sequence[memoryview]
     ) -> Result:
-        """Read an object, or a part of it, into memory that it has to fill."""
+        """Read an object, or a part of it, into memory of the exact size."""
         options: Any = None if part is None else {"range": part}
         try:
             found = await obstore.get_async(self._store, name.hex(), options=options)
         except DENIED:
             raise
         except BaseError:
-            # The answer to a part beyond the end of an object has no error of its own.
+            # A range beyond the end of an object has no specific error.
             if part is None or (result := await self._exists(name)).outcome == "ok":
                 raise
             return result
@@ -168,14 +169,14 @@ class ObjectStore:
         return Result("ok")
 
     async def _send(self, path: str, value: Any, mode: Any) -> None:  # noqa: ANN401 - as obstore's
-        # In one part: an upload of several leaves them in the bucket if it is cut.
+        # A single part, because an interrupted multipart upload leaves parts in the bucket.
         await obstore.put_async(self._store, path, value, mode=mode, use_multipart=False)
 
     async def _opened(self) -> bool:
-        """Whether conditional puts are honoured, after one object was written and removed.
+        """Write and remove an object, and return whether conditional puts are honoured.
 
         Raises:
-            ConfigError: no such bucket, or one that may not be used.
+            ConfigError: the bucket does not exist, or access is denied.
             TransferError: the store does not answer.
         """
         probe = f"probe-{secrets.token_hex(16)}"
@@ -209,7 +210,7 @@ class ObjectStore:
     def _each(
         self, rows: Sequence[_Row], one: Callable[[_Row], Awaitable[Result]], deadline: int
     ) -> list[Result]:
-        """The result of each row; rows without one at the deadline are late."""
+        """Return the result of each row. Rows without a result at the deadline are late."""
         if self._closed:
             raise TransferError("the store is closed")
         left = (deadline - time.monotonic_ns()) / _NS
@@ -240,12 +241,12 @@ class ObjectStore:
 _LATE = Result("late", "the deadline passed")
 
 
-# A thread of obstore that is still in Python when the interpreter ends aborts the process.
+# An obstore thread still running Python code at interpreter exit aborts the process.
 atexit.register(time.sleep, _SETTLE_S)
 
 
 def _run(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-    """Run a coroutine in a loop of its own, also in a thread that runs another one."""
+    """Run a coroutine in a new event loop, even in a thread with a running loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -255,7 +256,7 @@ def _run(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
 
 
 def _scatter(targets: Sequence[memoryview], at: int, chunk: memoryview) -> None:
-    """Copy the bytes at an offset of several pieces of memory, seen as one."""
+    """Copy bytes to an offset of several pieces of memory, viewed as contiguous."""
     for target in targets:
         lo, hi = max(at, 0), min(at + len(chunk), len(target))
         if lo < hi:

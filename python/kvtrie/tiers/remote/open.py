@@ -1,8 +1,9 @@
-"""Opening of a store by the scheme of its URL, and the secret of a deployment.
+"""Opens a store by the scheme of its URL, and reads the secret of a deployment.
 
-Back ends of this package are named in `_OWN`; others register under the entry point group
-`kvtrie.remote`. Invariant: no secret and no password appears in an error. Cost: one import of the
-back end that is used.
+`_OWN` names the back ends of this package. Further back ends register under the entry point group
+`kvtrie.remote`.
+Invariant: no error contains a secret or password.
+Cost: an import of the selected back end.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _OWN = {
 
 
 def schemes() -> list[str]:
-    """The schemes that can be opened, in alphabetical order."""
+    """Return the supported schemes in alphabetical order."""
     return sorted({*_OWN, *(entry.name for entry in entry_points(group=_GROUP))})
 
 
@@ -51,7 +52,7 @@ def open_store(url: RemoteUrl, form: ValueFormat) -> RemoteStore:
         form: the format of its values.
 
     Raises:
-        ConfigError: an unknown scheme or option, or a setting that the store refuses.
+        ConfigError: an unknown scheme or option, or a setting refused by the store.
         TransferError: the store does not answer.
     """
     store = _factory(url)(url, form)
@@ -77,10 +78,10 @@ def _factory(url: RemoteUrl) -> Callable[[RemoteUrl, ValueFormat], Any]:
 
 
 def read_secret(path: str | None) -> bytes | None:
-    """The secret in a file, without white space at its ends; None without a file.
+    """Read the secret in a file, stripped of white space, or None without a path.
 
     Raises:
-        ConfigError: no such file, an empty one, or one above 64 KiB.
+        ConfigError: the file is missing, empty, or larger than 64 KiB.
     """
     if path is None:
         return None

@@ -1,8 +1,9 @@
-"""RemoteStore: the operations that a back end of the `remote` tier implements.
+"""RemoteStore: the operations of a back end of the `remote` tier.
 
-A back end moves bytes by name and makes no decision: names, checksums, beliefs and the circuit
-breaker are in `RemoteStorage`. Invariant: an operation returns one result per block, in the given
-order, and raises for no store that fails. Cost: a call per batch.
+A back end copies bytes by name and makes no decision: names, checksums, beliefs and the circuit
+breaker are in `RemoteStorage`.
+Invariant: an operation returns a result per block, in the given order, even for a failing store.
+Cost: a call per batch.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ OUTCOMES: tuple[Outcome, ...] = (
     "full",
     "refused",
 )
-"""Every outcome.
+"""Every outcome, in this order.
 
-Done; no such value; a value that is not what was written; the deadline passed; the store did not
-answer or failed; it has no room; it or its settings forbid the operation.
+Respectively: done, no value, a value different from the written value, the deadline passed, the
+store did not answer or failed, the store has no room, the store or its settings forbid the
+operation.
 """
 
 
@@ -40,7 +42,7 @@ class Result(NamedTuple):
 
     Attributes:
         outcome: the outcome.
-        reason: the reason, for people; without secrets.
+        reason: a readable reason, without secrets.
     """
 
     outcome: Outcome
@@ -69,7 +71,7 @@ class Put(NamedTuple):
     Attributes:
         name: 32 bytes.
         header: its header.
-        memory: all of its layers, uint8 `(layers, bytes)`: pool memory.
+        memory: all of its layers, uint8 `(layers, bytes)`, in pool memory.
     """
 
     name: bytes
@@ -81,26 +83,25 @@ class Put(NamedTuple):
 class RemoteStore(Protocol):
     """A shared store of values by name.
 
-    A value is a header of fixed length, then the layers at fixed offsets; see
-    `kvtrie._kvtrie.ValueFormat`. `deadline` is for the whole call, in nanoseconds of
-    `time.monotonic_ns()`: blocks that are not done by then are `late`. Calls come from several
-    threads at once.
+    A value is a header of fixed length, then the layers at fixed offsets (see
+    `kvtrie._kvtrie.ValueFormat`). `deadline` limits the whole call, in nanoseconds of
+    `time.monotonic_ns()`: blocks not done by then are `late`. Several threads may call at once.
     """
 
     def exists_many(self, names: Sequence[bytes], deadline: int) -> list[Result]:
-        """Whether there are values of these names: `ok` or `missing`."""
+        """Check for values of these names: `ok` or `missing`."""
         ...
 
     def get_many(self, rows: Sequence[Get], deadline: int) -> list[Result]:
-        """Read headers and layers; a value of another length is `damaged`."""
+        """Read headers and layers. A value of a different length is `damaged`."""
         ...
 
     def put_many(self, rows: Sequence[Put], deadline: int) -> list[Result]:
-        """Write values that are absent; one that is there already is `ok`."""
+        """Write absent values. A value already present is `ok`."""
         ...
 
     def remove_many(self, names: Sequence[bytes], deadline: int) -> list[Result]:
-        """Remove values that were found damaged, or that a check wrote."""
+        """Remove damaged values, or values written by a check."""
         ...
 
     def close(self) -> None:

@@ -1,12 +1,13 @@
 """The back end `redis://`, `rediss://` and `unix://`: values in Redis 6 or later, or Valkey.
 
-`redis://user@host:port/db?ttl=SECONDS&password_file=PATH`; `rediss://` takes `ca=PATH` too, and
+`redis://user@host:port/db?ttl=SECONDS&password_file=PATH`. `rediss://` also takes `ca=PATH`, and
 both take `cluster=1`. The client library connects, authenticates, encrypts and chooses the node of
-a cluster (`redis_nodes`); commands and replies then go through its socket straight from and into
-pool memory. A value is written by `SET NX PX`; a hit refreshes its time to live at most once per
-half of it. Whole blocks are read by `GET`, parts by `GETRANGE`.
-Invariant: no connection that failed is used again. Cost: one round trip per call of several
-blocks and node, two for a write; of whole blocks as many as 8 MiB of replies ahead leave.
+a cluster (`redis_nodes`). Commands and replies then go through its socket directly from and to pool
+memory. A value is written by `SET NX PX`. A hit refreshes its time to live at most once per half of
+it. Whole blocks are read by `GET`, parts by `GETRANGE`.
+Invariant: a failed connection is not reused.
+Cost: a round trip per node and call of several blocks, two for a write. Reads of whole blocks need
+a round trip per 8 MiB of replies.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ __all__ = ["RedisStore"]
 _Row = TypeVar("_Row", "bytes", "Get", "Put")
 
 _NS = 1_000_000_000
-_MOST_VALUE = 512 << 20  # bytes, of any Redis string
+_MOST_VALUE = 512 << 20  # maximum bytes of any Redis string
 _TTL_S = 86_400.0
 _YEAR_S = 365 * 86_400.0
-_AHEAD = 8 << 20  # bytes of replies asked for ahead; a server holds them in fresh memory
+_AHEAD = 8 << 20  # bytes of replies requested ahead, because a server buffers them in new memory
 _MOST_REFRESHED = 1 << 17  # names
 _OUTCOMES: dict[str, Outcome] = {
     "OOM": "full",
@@ -62,8 +63,9 @@ class RedisStore:
     """Values in a Redis or Valkey server.
 
     Args:
-        url: the server; options `ttl` in seconds (a day), `password_file`, `connect_s`, `cluster`
-            and, with TLS, `ca`. A password is also read from the variable KVTRIE_REDIS_PASSWORD.
+        url: the server, with options `ttl` in seconds (a day), `password_file`, `connect_s`,
+            `cluster` and, with TLS, `ca`. A password is also read from the variable
+            KVTRIE_REDIS_PASSWORD.
         form: the format of the values.
 
     Raises:
@@ -84,7 +86,7 @@ class RedisStore:
         self._refreshed: OrderedDict[bytes, int] = OrderedDict()
 
     def exists_many(self, names: Sequence[bytes], deadline: int) -> list[Result]:
-        """Whether there are values of these names."""
+        """Check for values of these names."""
 
         def read(replies: Replies, _: bytes) -> Result:
             return Result("ok" if replies.number() else "missing")
@@ -110,7 +112,7 @@ class RedisStore:
         return self._each(rows, ask, read, deadline, ahead=ahead)
 
     def put_many(self, rows: Sequence[Put], deadline: int) -> list[Result]:
-        """Write values that are absent."""
+        """Write absent values."""
         found = self.exists_many([row.name for row in rows], deadline)
         absent = [at for at, result in enumerate(found) if result.outcome == "missing"]
         expire = b"%d" % (self._ttl_ns // 1_000_000)
@@ -120,7 +122,7 @@ class RedisStore:
             return [command(b"SET", row.name, value, b"NX", b"PX", expire)]
 
         def read(replies: Replies, _: Put) -> Result:
-            replies.done()  # null where another process was first
+            replies.done()  # null if another process was first
             return Result("ok")
 
         written = self._each([rows[at] for at in absent], ask, read, deadline)
@@ -137,11 +139,11 @@ class RedisStore:
         return self._each(names, lambda name: [command(b"UNLINK", name)], read, deadline)
 
     def plain(self, name: bytes) -> object:
-        """The bytes of a value, read as the client library alone does."""
+        """Return the bytes of a value, as read by the client library alone."""
         return self._nodes.client().get(name)
 
     def close(self) -> None:
-        """Close the connections that no call uses; others close with their call."""
+        """Close the idle connections. Connections in use close with their call."""
         self._nodes.close()
 
     def _ask(self, row: Get) -> list[list[Part]]:
@@ -158,7 +160,7 @@ class RedisStore:
         header, memory = row.header.data, row.memory.data.cast("B")
         if len(header) + len(memory) == self._form.value_bytes:
             return _string(replies, (header, memory))
-        # A range of no value is empty, as is a range of an empty one.
+        # The range of a missing value is empty, as is a range of an empty value.
         first = _string(replies, (header,), empty=Result("missing"))
         second = _string(replies, (memory,), empty=Result("missing"))
         return second if first.outcome == "ok" else first
@@ -172,10 +174,10 @@ class RedisStore:
         *,
         ahead: int | None = None,
     ) -> list[Result]:
-        """Send the commands of each row to the node that has it, and read a result for each.
+        """Send the commands of each row to its node, and read a result for each row.
 
-        The commands of at most `ahead` rows, or of all, are sent before the reply to the first of
-        them is read.
+        At most `ahead` rows of commands, or all, are sent before reading the reply to their first
+        row.
         """
         results = [Result("unreachable")] * len(rows)
         rest, tried = list(range(len(rows))), False
@@ -194,7 +196,7 @@ class RedisStore:
                 if lacking and why.outcome == "unreachable":
                     self._nodes.note_move()
                 if refused is not None and refused.code == "ASK":
-                    # The slot of one row is on its way to that node; those after it are not known.
+                    # Only the slot of this row is moving to that node. The next rows are unknown.
                     at, *more = lacking
                     one, why, _ = self._at_node(
                         refused.node, [rows[at]], ask, read, deadline, ahead=1, asking=True
@@ -217,19 +219,21 @@ class RedisStore:
         ahead: int,
         asking: bool = False,
     ) -> tuple[list[Result], Result, RefusedError | None]:
-        """Send the commands of each row on one connection.
+        """Send the commands of each row on a single connection.
 
         Args:
             node: the node.
-            rows: what is asked for.
-            ask: the commands of a row.
+            rows: the requests.
+            ask: returns the commands of a row.
             read: reads the replies of a row.
             deadline: of the whole call.
-            ahead: rows whose commands are sent before the replies to the first are read.
-            asking: whether the node has the rows' slots only for those that ask twice.
+            ahead: rows of commands sent before reading the replies to their first row.
+            asking: whether to send `ASKING` before each command, because the slot is moving to the
+                node.
 
         Returns:
-            The results of leading rows, that of all others, and the error that the server gave.
+            The results of leading rows, the result for all other rows, and the server's error, if
+            any.
         """
         results: list[Result] = []
         fresh, refused = False, None
@@ -238,7 +242,7 @@ class RedisStore:
             replies = None
             try:
                 connection, fresh = self._nodes.take(node, new=fresh, deadline=deadline)
-                sock: socket.socket = connection._sock  # noqa: SLF001 - there is no public name
+                sock: socket.socket = connection._sock  # noqa: SLF001 - without a public name
                 replies, sent = Replies(sock, deadline, asking=asking), 0
                 for at, row in enumerate(rows):
                     more = rows[sent : at + ahead]
@@ -246,7 +250,7 @@ class RedisStore:
                     sent += len(more)
                     results.append(read(replies, row))
             except RefusedError as error:
-                # Most likely the others are refused too; a row has several replies.
+                # The next rows are probably refused too, and a row has several replies.
                 refused = error
                 why = Result(_OUTCOMES.get(error.code, "unreachable"), str(error))
             except LateError:
@@ -254,12 +258,12 @@ class RedisStore:
             except ConfigError as error:  # the password was changed
                 why = Result("refused", str(error))
             except (OSError, UnreadableError, TransferError) as error:
-                # A server that was restarted has closed the connections that were idle.
+                # A restarted server has closed the idle connections.
                 if connection is not None and not fresh and not (replies and replies.begun):
                     connection.disconnect()
                     fresh = True
                     continue
-                late = time.monotonic_ns() >= deadline  # while connecting, which has its own limit
+                late = time.monotonic_ns() >= deadline  # connecting has a separate limit
                 why = Result("late" if late else "unreachable", f"{type(error).__name__}: {error}")
             else:
                 self._nodes.release(node, connection)
@@ -269,7 +273,7 @@ class RedisStore:
             return results, why, refused
 
     def _refreshes(self, name: bytes) -> bool:
-        """Whether a hit refreshes the time to live; notes that it does."""
+        """Return whether a hit refreshes the time to live, and record the refresh."""
         now = time.monotonic_ns()
         with self._lock:
             before = self._refreshed.get(name)
@@ -283,13 +287,13 @@ class RedisStore:
 
 
 def _parts(rows: Sequence[list[list[Part]]], *, asking: bool) -> list[Part]:
-    """The commands of rows, each after an `ASKING` where a node needs it."""
+    """Return the commands of rows, each after an `ASKING` if needed."""
     first = command(b"ASKING") if asking else []
     return [part for commands in rows for one in commands for part in (*first, *one)]
 
 
 def _string(replies: Replies, parts: tuple[memoryview, ...], empty: Result | None = None) -> Result:
-    """Read a string that has to fill memory."""
+    """Read a string of the exact size into memory."""
     length, wanted = replies.bulk(parts), sum(map(len, parts))
     if length is None:
         return Result("missing")

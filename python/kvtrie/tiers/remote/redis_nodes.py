@@ -1,8 +1,9 @@
 """Connections to a Redis server, or to the nodes of a cluster, made by the client library.
 
-The library connects, authenticates, encrypts, and knows which node has a name. Invariant: one
-connection serves one call at a time; no text shows a password. Cost: connecting, once per
-connection; for a cluster also the list of its slots, at opening and after a slot moved.
+The library connects, authenticates, encrypts, and maps names to nodes.
+Invariant: a connection serves a single call at a time. No text contains a password.
+Cost: connecting, once per connection. For a cluster also its slot list, at opening and after a slot
+moved.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _PASSWORD = "KVTRIE_REDIS_PASSWORD"  # noqa: S105 - the name of a variable
 
 
 class Nodes:
-    """Connections by node; a server alone is the one node `""`.
+    """Connections by node. A single server is the node `""`.
 
     Args:
         url: the server, or with `cluster=1` any node of the cluster.
@@ -70,10 +71,10 @@ class Nodes:
             self.release("", first)
 
     def of(self, names: Sequence[bytes]) -> dict[str, list[int]]:
-        """Positions of names by the node that has them.
+        """Return the positions of names by their node.
 
         Raises:
-            TransferError: no node has a name, or none of the cluster answers.
+            TransferError: a name has no node, or no node of the cluster answers.
         """
         if self._cluster is None or not names:
             return {"": list(range(len(names)))} if names else {}
@@ -89,17 +90,17 @@ class Nodes:
             found.setdefault(node.name, []).append(at)
         return found
 
-    def client(self) -> Any:  # noqa: ANN401 - of the library's several classes
-        """The library's own client, to compare with."""
+    def client(self) -> Any:  # noqa: ANN401 - one of several library classes
+        """Return the library's own client, for comparison."""
         return self._cluster or redis.Redis(connection_pool=self._pool)
 
     def note_move(self) -> None:
-        """Note that a slot may be at another node, so that `of` asks again."""
+        """Record a possibly moved slot, so that `of` reloads the slot list."""
         with self._lock:
             self._moved = True
 
     def take(self, node: str, *, new: bool, deadline: int | None = None) -> tuple[Any, bool]:
-        """A connection to a node, and whether it is new.
+        """Return a connection to a node, and whether it is new.
 
         Raises:
             ConfigError: a wrong password or certificate.
@@ -125,7 +126,7 @@ class Nodes:
         self._opened(connection.connect)
         return connection, True
 
-    def release(self, node: str, connection: Any) -> None:  # noqa: ANN401 - of the library's several classes
+    def release(self, node: str, connection: Any) -> None:  # noqa: ANN401 - a library object
         """Keep a connection for the next call."""
         with self._lock:
             idle = self._idle.setdefault(node, [])
@@ -135,7 +136,7 @@ class Nodes:
         connection.disconnect()
 
     def close(self) -> None:
-        """Close the connections that no call uses; others close with their call."""
+        """Close the idle connections. Connections in use close with their call."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, {}
@@ -145,7 +146,7 @@ class Nodes:
         if self._cluster is not None:
             self._cluster.close()
 
-    def _pool_of(self, node: str) -> Any:  # noqa: ANN401 - of the library
+    def _pool_of(self, node: str) -> Any:  # noqa: ANN401 - a library object
         if self._cluster is None:
             return self._pool
         found = self._cluster.get_node(node_name=node)
@@ -154,8 +155,8 @@ class Nodes:
             raise TransferError(f"node {node} has left the cluster")
         return self._cluster.get_redis_connection(found).connection_pool
 
-    def _opened(self, call: Any) -> Any:  # noqa: ANN401 - of the library
-        """The result of a call that connects, with the library's errors as ours."""
+    def _opened(self, call: Any) -> Any:  # noqa: ANN401 - a library object
+        """Return the result of a connecting call, converting the library's errors."""
         try:
             return call()
         except redis.AuthenticationError as error:
@@ -169,21 +170,21 @@ class Nodes:
             raise TransferError(text) from error
 
 
-def _answers(connection: Any) -> None:  # noqa: ANN401 - of the library
-    """Raise if a server wants a password that none was given for: connecting alone is no proof."""
+def _answers(connection: Any) -> None:  # noqa: ANN401 - a library object
+    """Raise if a server requires a missing password, because connecting does not check it."""
     connection.send_command("PING")
     connection.read_response()
 
 
 def _of(error: BaseException | None, kind: type[BaseException]) -> bool:
-    """Whether an error of a kind led to an error."""
+    """Return whether an error was caused by an error of a kind."""
     while error is not None and not isinstance(error, kind):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def _settings(url: RemoteUrl, connect_s: float) -> dict[str, Any]:
-    """The library's settings of every connection."""
+    """Return the library's settings for every connection."""
     return {
         "username": url.user or None,
         "password": _password(url),
@@ -193,7 +194,7 @@ def _settings(url: RemoteUrl, connect_s: float) -> dict[str, Any]:
 
 
 def _pool(url: RemoteUrl, connect_s: float) -> redis.ConnectionPool:
-    """The library's settings of a server's connections."""
+    """Return the library's connection pool of a server."""
     settings: dict[str, Any] = _settings(url, connect_s)
     settings |= {"db": _database(url), "retry": Retry(NoBackoff(), 0)}
     if url.scheme == "unix":
@@ -207,8 +208,8 @@ def _pool(url: RemoteUrl, connect_s: float) -> redis.ConnectionPool:
     return redis.ConnectionPool(connection_class=redis.SSLConnection, **settings, **_tls(url))
 
 
-def _cluster(url: RemoteUrl, connect_s: float) -> Any:  # noqa: ANN401 - of the library
-    """The library's client of a cluster."""
+def _cluster(url: RemoteUrl, connect_s: float) -> Any:  # noqa: ANN401 - a library object
+    """Return the library's client of a cluster."""
     if _database(url):
         raise ConfigError(f"the database of {url} is {_database(url)}, a cluster has only 0")
     tls = {"ssl": True, **_tls(url)} if url.scheme == "rediss" else {}

@@ -1,8 +1,8 @@
-"""RESP: requests to and replies from a Redis server, straight between its socket and pool memory.
+"""RESP: Redis requests and replies, directly between the socket and pool memory.
 
-Invariant: the remaining time is set before every send and receive, so that a whole call keeps one
-deadline; a length is compared before memory is used; after an error the connection is not used
-again. Cost: one system call per piece that the socket has; no copy but of a few KiB per reply.
+Invariant: the remaining time is set before every send and receive, so a whole call keeps its
+deadline. Lengths are checked before memory is used. After an error the connection is not reused.
+Cost: a system call per piece in the socket, and a copy of only a few KiB per reply.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ class LateError(Exception):
 
 
 class UnreadableError(Exception):
-    """The server closed the connection or sent something that is no reply."""
+    """The server closed the connection or sent an invalid reply."""
 
 
 class RefusedError(Exception):
-    """The server answered with an error, whose text begins with a code."""
+    """The server answered with an error text beginning with a code."""
 
     @property
     def code(self) -> str:
-        """The code, as "OOM"."""
+        """The code, for example "OOM"."""
         return str(self).partition(" ")[0]
 
     @property
     def node(self) -> str:
-        """The last word: the node that an `ASK` names."""
+        """The last word: the node named by an `ASK`."""
         return str(self).rpartition(" ")[2]
 
 
 def command(*arguments: bytes | Sequence[Part]) -> list[Part]:
-    """The parts of a command; an argument may be several parts."""
+    """Return the parts of a command. An argument may consist of several parts."""
     parts: list[Part] = [b"*%d\r\n" % len(arguments)]
     for argument in arguments:
         pieces = [argument] if isinstance(argument, bytes) else argument
@@ -57,10 +57,10 @@ def command(*arguments: bytes | Sequence[Part]) -> list[Part]:
 
 
 def send(sock: socket.socket, parts: Sequence[Part], deadline: int) -> None:
-    """Send parts; small ones together.
+    """Send parts, joining small parts.
 
     Raises:
-        LateError: the deadline passed; the connection is in the middle of a command.
+        LateError: the deadline passed in the middle of a command.
         OSError: the connection failed.
     """
     small = bytearray()
@@ -91,7 +91,7 @@ def _limit(sock: socket.socket, deadline: int) -> None:
 
 
 class Replies:
-    """Replies of one connection, in the order of its commands.
+    """Replies of a connection, in the order of its commands.
 
     Args:
         sock: the connection.
@@ -109,14 +109,14 @@ class Replies:
         self.begun = False
 
     def number(self) -> int:
-        """An integer reply."""
+        """Read an integer reply."""
         line = self._first()
         if line[:1] != b":":
             raise UnreadableError(f"an integer wanted, not {line[:20]!r}")
         return _integer(line)
 
     def done(self) -> bool:
-        """Whether a command was carried out: `OK`, or null where it was not."""
+        """Read a reply and return whether the command was executed: `OK`, or null if not."""
         line = self._first()
         if line == b"+OK":
             return True
@@ -125,9 +125,9 @@ class Replies:
         raise UnreadableError(f"OK wanted, not {line[:20]!r}")
 
     def bulk(self, parts: Sequence[memoryview]) -> int | None:
-        """Read a string into memory; its length, or None if there is no such value.
+        """Read a string into memory and return its length, or None for a missing value.
 
-        A string of another length than the memory is read to its end and dropped.
+        A string of a different length than the memory is read to its end and dropped.
         """
         line = self._first()
         if line in {b"$-1", b"_"}:
@@ -146,16 +146,16 @@ class Replies:
         return length
 
     def _first(self) -> bytes:
-        """The first line of the reply to a command."""
+        """Return the first line of the reply to a command."""
         if self._asking and (line := self._line()) != b"+OK":
             raise UnreadableError(f"OK wanted, not {line[:20]!r}")
         return self._line()
 
     def _line(self) -> bytes:
-        """A line without its end.
+        """Return a line without its end.
 
         Raises:
-            RefusedError: it is an error.
+            RefusedError: the line is an error.
         """
         line = bytearray()
         while not line.endswith(b"\r\n"):

@@ -1,7 +1,8 @@
-"""Search: how many leading blocks of a sequence a store has.
+"""Search: counts the leading blocks of a sequence in a store.
 
-Invariant: the store is asked only about names without a usable belief, and about no batch after the
-first missing block. Cost: one call per 64, 128, … 1024 blocks.
+Invariant: the store is queried only for names without a usable belief, and for no batch after the
+first missing block.
+Cost: a call per 64, 128, … 1024 blocks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ __all__ = ["Answer", "Found", "known_blocks", "least", "search"]
 Answer: TypeAlias = Literal["ok", "missing", "refuted", "late"]
 
 _LEAST_FIRST: tuple[Answer, ...] = ("late", "refuted", "missing", "ok")
-_FIRST_BATCH = 64  # blocks of the first question; most prompts differ early
+_FIRST_BATCH = 64  # blocks of the first query, because most prompts differ early
 _MOST_BATCH = 1024
 
 
@@ -26,9 +27,9 @@ class Found(NamedTuple):
     """Answer of a store about the blocks of a sequence.
 
     Attributes:
-        blocks: leading blocks that the store has.
-        queried: names about which the store was asked.
-        refuted: blocks that were believed to be there and are not.
+        blocks: leading blocks in the store.
+        queried: number of queried names.
+        refuted: blocks believed to be present but missing.
         late: names without an answer by the deadline.
     """
 
@@ -43,12 +44,12 @@ def search(
     beliefs: Beliefs,
     ask: Callable[[Sequence[bytes]], Mapping[bytes, Answer]],
 ) -> Found:
-    """Count the leading blocks that the store has, and ask about names without a usable belief.
+    """Count the leading blocks in the store, querying names without a usable belief.
 
     Args:
-        rows: the names of each block, one per rank; a block counts with all of them.
+        rows: the names of each block, one per rank. A block counts only with all of them.
         beliefs: the beliefs of this process.
-        ask: the store's answer about each name.
+        ask: queries the store and returns its answer for each name.
     """
     blocks, queried, refuted, late, size = 0, 0, 0, 0, _FIRST_BATCH
     while blocks < len(rows):
@@ -72,17 +73,17 @@ def search(
 
 
 def least(answers: Iterable[Answer]) -> Answer:
-    """Return the answer about a block, of those about its parts, of which it needs all."""
+    """Return the answer for a block from the answers for its parts, all of them required."""
     return min(answers, key=_LEAST_FIRST.index)
 
 
 def known_blocks(rows: Sequence[Sequence[bytes]], beliefs: Beliefs) -> Found:
-    """Count the leading blocks that this process has written or read itself."""
+    """Count the leading blocks written or read by this process."""
     return Found(_leading(all(map(beliefs.seen, row)) for row in rows), 0, 0, 0)
 
 
 def _leading(flags: Iterable[bool]) -> int:
-    """Number of leading flags that are set."""
+    """Return the number of leading true flags."""
     count = 0
     for flag in flags:
         if not flag:

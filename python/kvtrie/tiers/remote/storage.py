@@ -1,9 +1,9 @@
-"""RemoteStorage: the storage of the `remote` tier, for the executor of one rank.
+"""RemoteStorage: the storage of the `remote` tier, for the executor of a rank.
 
-A model whose groups of layers are kept apart has a value per block and group: each group has a
-storage with its names, lengths and connections. A value that is lost is a miss of that group.
-Invariant: that of `RemoteClient`, which has the blocks. Cost: that of the client; a copy of blocks
-that are in memory of a device.
+A model with separate groups of layers has a value per block and group. Each group has a storage
+with its names, lengths and connections. A lost value is a miss of its group.
+Invariant: as for `RemoteClient`, the owner of the blocks.
+Cost: as for the client, and a copy of blocks in device memory.
 """
 
 from __future__ import annotations
@@ -37,35 +37,35 @@ __all__ = ["RemoteStorage"]
 
 
 class RemoteStorage(RemoteClient):
-    """The blocks of one rank in a shared store.
+    """The blocks of a rank in a shared store.
 
     Args:
-        url: where the store is; see `kvtrie.tiers.remote`.
-        model: the shape whose KV is kept; its `fingerprint` may not be empty.
+        url: the URL of the store, see `kvtrie.tiers.remote`.
+        model: the shape of the model. Its `fingerprint` must not be empty.
         block_tokens: tokens per block.
-        layout: layout of a layer of a block in the pools; None is kvtrie's default.
-        rank: the tensor-parallel rank whose part of the KV this is.
-        ranks: how many there are. Latent KV is equal on all ranks, which share its blocks.
-        secret: keys names and checksums, so that other users of the store can neither find nor
+        layout: layout of a layer of a block in the pools, or None for kvtrie's default.
+        rank: the tensor-parallel rank of this part of the KV.
+        ranks: number of ranks. Latent KV is equal on all ranks, so they share its blocks.
+        secret: key for names and checksums, so that other users of the store can neither find nor
             replace blocks unnoticed.
-        trust_s: seconds for which a belief is used without asking the store again; None is 60.
-        lookup: "all" asks the store, "local" uses only what this process has written or read; None
-            is "all".
-        store: the store, if it is open already.
-        form: names and checksums, if they are not those of `rank` of `ranks`.
+        trust_s: seconds during which a belief is used without a query. None means 60.
+        lookup: "all" queries the store, "local" uses only blocks written or read by this process.
+            None means "all".
+        store: the store, if already open.
+        form: names and checksums, if different from the names of `rank` of `ranks`.
         clock: nanoseconds, as `time.monotonic_ns`.
-        group: the group of layers whose values these are; None has all layers.
+        group: the layer group of the values, or None for all layers.
         rest: the storages of the groups after it.
 
     Attributes:
         block_format: format of the bytes.
         form: names and checksums.
-        url: where the store is.
+        url: the URL of the store.
         breaker: the circuit breaker.
 
     Raises:
-        ConfigError: a model without a fingerprint, a layout with K and V apart, a bad URL; a store
-            that is unreachable, with `strict=1` in the URL.
+        ConfigError: a model without a fingerprint, a layout with separate K and V, an invalid URL,
+            or, with `strict=1` in the URL, an unreachable store.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class RemoteStorage(RemoteClient):
 
     @property
     def groups(self) -> tuple[Self, ...]:
-        """The storage of each group of layers; that of the first group is this one."""
+        """The storage of each group of layers, beginning with this storage for the first group."""
         return (self,) if self._rest is None else (self, *self._rest.groups)
 
     @classmethod
@@ -126,19 +126,19 @@ class RemoteStorage(RemoteClient):
         apart: bool = False,
         forms: Sequence[ValueFormat] | None = None,
     ) -> Self:
-        """The storage that a tier asks for.
+        """Return the storage of a tier.
 
         Args:
-            model: the shape whose KV is kept.
+            model: the shape of the model.
             tier: its path, layout, secret, trust and lookup.
             block_tokens: tokens per block.
-            rank: the tensor-parallel rank whose part of the KV this is.
-            ranks: how many there are.
-            apart: whether the groups of the model's layers are kept apart.
-            forms: names and checksums by group, if they are not those of `rank` of `ranks`.
+            rank: the tensor-parallel rank of this part of the KV.
+            ranks: number of ranks.
+            apart: whether the model's layer groups are separate.
+            forms: names and checksums by group, if different from the names of `rank` of `ranks`.
 
         Raises:
-            ConfigError: a tier without a path, or with layer slots; as of the class.
+            ConfigError: a tier without a path, or with layer slots, or an error as for the class.
         """
         if tier.path is None:
             raise ConfigError("a remote tier with a store needs a path")
@@ -172,12 +172,12 @@ class RemoteStorage(RemoteClient):
         return parts[-1]
 
     def stats(self) -> RemoteStats:
-        """The counters now, of all groups together."""
+        """Return the current counters of all groups together."""
         parts = [RemoteClient.stats(part) for part in self.groups]
         return RemoteStats.together(parts)
 
     def forget(self) -> None:
-        """Drop all beliefs; the store keeps its blocks."""
+        """Drop all beliefs. The store keeps its blocks."""
         for part in self.groups:
             RemoteClient.forget(part)
 
@@ -188,7 +188,7 @@ class RemoteStorage(RemoteClient):
                 closing.callback(RemoteClient.close, part)
 
     def read(self, key: bytes, slot: int, layers: tuple[int, int], memory: torch.Tensor) -> None:
-        """Fill `memory` with layers `[lo, hi)` of the block `key`, proved.
+        """Read and verify layers `[lo, hi)` of the block `key` into `memory`.
 
         Raises:
             TransferError: the block could not be read.
@@ -203,7 +203,7 @@ class RemoteStorage(RemoteClient):
     def write(
         self, key: bytes, slot: int, layers: tuple[int, int], memory: torch.Tensor, label: bytes
     ) -> None:
-        """Store the block `key`, unless the store has it.
+        """Write the block `key`, unless the store has it.
 
         Raises:
             TransferError: the block could not be written.

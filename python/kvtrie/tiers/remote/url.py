@@ -1,7 +1,8 @@
-"""RemoteUrl: the place of a shared store and its options, read from a URL.
+"""RemoteUrl: the location and options of a shared store, parsed from a URL.
 
-Invariant: a password is in the fields and never in `str` or `repr`; an unknown option is refused by
-name. Cost: one parse when a tier is made.
+Invariant: a password is in the fields and never in `str` or `repr`. An unknown option is refused by
+name.
+Cost: a parse when a tier is created.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["RemoteUrl"]
 
 _MASK = "***"
-_PLAIN = "/:@,;=~+"  # characters that are shown as they are
+_PLAIN = "/:@,;=~+"  # characters displayed unescaped
 _FLAGS = {"0": False, "1": True}
 _COMMON = ("strict",)
 
@@ -32,7 +33,7 @@ class RemoteUrl:
 
     Attributes:
         scheme: the back end.
-        host: the host, without user and port; empty for a folder.
+        host: the host, without user and port, or empty for a folder.
         port: the port, or None.
         user: the user name, or empty.
         password: the password, or empty.
@@ -50,15 +51,15 @@ class RemoteUrl:
 
     @classmethod
     def parse(cls, name: str, given: object) -> Self:
-        """Read a URL.
+        """Parse a URL.
 
         Args:
             name: the setting, for messages.
             given: the text.
 
         Raises:
-            ConfigError: no text, no scheme, a port that is no number, an option without a value or
-                given twice.
+            ConfigError: no text, no scheme, an invalid port, or an option without a value or given
+                twice.
         """
         url = url_of(name, given)
         try:
@@ -71,7 +72,7 @@ class RemoteUrl:
         if len(options) < len(pairs):
             raise ConfigError(f"{name} names an option twice: {', '.join(key for key, _ in pairs)}")
         user, password = unquote(parts.username or ""), unquote(parts.password or "")
-        # Names of files are bytes, which need be no UTF-8.
+        # File names are bytes and need not be UTF-8.
         path = unquote(parts.path, errors="surrogateescape")
         scheme = url.partition(":")[0].lower()
         return cls(scheme, host, port, user, password, path, options)
@@ -90,11 +91,11 @@ class RemoteUrl:
 
     @property
     def strict(self) -> bool:
-        """Whether a store that is unreachable at opening is an error."""
+        """Whether an unreachable store at opening is an error."""
         return self.flag("strict")
 
     def only(self, names: Collection[str]) -> None:
-        """Raise if there are other options than these and `strict`.
+        """Raise on options other than `names` and `strict`.
 
         Raises:
             ConfigError: an unknown option.
@@ -107,14 +108,14 @@ class RemoteUrl:
                 )
 
     def flag(self, name: str) -> bool:
-        """The option of that name, 0 or 1; 0 if it is not given."""
+        """Return the option `name` as a flag, by default False."""
         given = self.options.get(name, "0")
         if given not in _FLAGS:
             raise ConfigError(f"option {name} of {self.scheme}: is {shown(given)}, 0 or 1 wanted")
         return _FLAGS[given]
 
     def seconds(self, name: str, low: float, high: float) -> float | None:
-        """The option of that name in seconds, or None."""
+        """Return the option `name` in seconds, or None."""
         given = self.options.get(name)
         if given is None:
             return None

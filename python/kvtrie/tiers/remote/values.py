@@ -1,7 +1,7 @@
-"""Values: blocks with their headers and proofs, between pool memory and a store.
+"""Values: reads and writes blocks with their headers and checksums in a store.
 
-Invariant: a block is `ok` only if its header, label and every requested layer were proved. Cost:
-one hash of the bytes, without the interpreter's lock.
+Invariant: a block is `ok` only if its header, label and every requested layer were verified.
+Cost: a hash of the bytes, without the interpreter lock.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def get_values(
     *,
     deadline: int,
 ) -> list[Result]:
-    """Read blocks into their memory; a value that proves nothing is `damaged`."""
+    """Read blocks into their memory. A value failing verification is `damaged`."""
     headers = [torch.empty(form.header_bytes, dtype=torch.uint8).numpy() for _ in blocks]
     rows = [
         Get(name, layers, header, memory.numpy())
