@@ -2,8 +2,8 @@
 
 ```text
 fusor --> store --> fetch, lookup, placement, turns      chunks by content, on all tiers
-  +--> gate --> prefill, rotation      whether and how a question's tokens are computed
-  +--> select --> deviation      which tokens are computed again
+  +--> gate --> prefill, rotation      checks of the model, full prefill, rotation of keys
+  +--> select --> deviation      choice of the tokens to compute again
   +--> backing, memory, log, monitor
 controller --> profile --> passes      how many tokens, from measured speeds
 ```

@@ -1,10 +1,10 @@
 """Memory of a fused cache: blocks of a lease, or separate tensors where there is no store.
 
-Fusion computes a layer in one contiguous buffer; where that is not the memory itself, `keep` writes
-it to its slots. The lease commits nothing, so no request finds these blocks, and releasing it frees
+Fusion computes a layer in one contiguous buffer. Over a lease, `keep` then writes the buffer to the
+slots. The lease commits nothing, so no request finds these blocks, and releasing the lease frees
 them at once.
-Invariant: nothing is read or written once it is closed. Cost: over a lease one gather per read and
-one scatter per write; over tensors none but growth.
+Invariant: a closed memory is neither read nor written. Cost: over a lease, a gather per read and a
+scatter per write. Tensors only cost their growth.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["FusedMemory", "Leased", "Tensors"]
 
 _ROOM = 128
-"""Tokens that tensors grow by at least."""
+"""Smallest growth of the tensors, in tokens."""
 
 
 class FusedMemory(Protocol):
-    """K and V of a sequence that can grow: the memory of a fused cache."""
+    """K and V of a growing sequence: the memory of a fused cache."""
 
     @property
     def layers(self) -> int:
@@ -45,7 +45,7 @@ class FusedMemory(Protocol):
         ...
 
     def read(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K `(tokens, kv_heads, head_dim)` and V of the first tokens at a layer, not to be changed.
+        """Return read-only K `(tokens, kv_heads, head_dim)` and V of the first tokens at a layer.
 
         Raises:
             ClosedError: the fused cache is closed.
@@ -55,7 +55,7 @@ class FusedMemory(Protocol):
     def write(
         self, layer: int, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Put K `(n, kv_heads, head_dim)` and V at positions, int64 `(n,)`, that are reserved."""
+        """Put K `(n, kv_heads, head_dim)` and V at reserved positions, int64 `(n,)`."""
         ...
 
 
@@ -85,18 +85,18 @@ class Tensors:
         ]
 
     def buffer(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of a layer to be filled: the memory itself."""
+        """Return K and V of a layer to fill: the memory itself."""
         return self.read(layer, tokens)
 
     def keep(self, layer: int, places: torch.Tensor | None = None) -> None:
-        """A buffer has been filled; nothing is left to be done."""
+        """Do nothing: the buffer is the memory."""
 
     def restore(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the buffer of a layer with what `keep` was given."""
+        """Return the buffer of a layer as it was kept."""
         return self.read(layer, tokens)
 
     def done(self) -> None:
-        """Fusion has ended."""
+        """Do nothing: fusion used no extra buffer."""
 
     def reserve(self, tokens: int) -> None:
         """Make room for `tokens` tokens in all."""
@@ -111,7 +111,7 @@ class Tensors:
             ]
 
     def read(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of the first tokens, views."""
+        """Return views of K and V of the first tokens."""
         self._open()
         keys, values = self._rows[layer]
         return keys[:tokens], values[:tokens]
@@ -137,9 +137,9 @@ class Leased:
     """K and V in blocks of the first tier.
 
     Args:
-        executor: whose first tier.
-        lease: with room for the sequence, nothing of which is committed; closing releases it, and
-            so does the collection of one that is dropped without.
+        executor: owner of the first tier.
+        lease: a lease with room for the sequence and no committed block. It is released when this
+            object is closed or garbage-collected.
 
     Attributes:
         layers: layers of the model.
@@ -160,8 +160,8 @@ class Leased:
         self._end_of_life = weakref.finalize(self, _release, executor, lease)
         self._end_of_life.atexit = False
 
-    def buffer(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002 - one serves all layers
-        """K and V of a layer to be filled: one buffer for all layers, whose content ends here."""
+    def buffer(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002 - shared by all layers
+        """Return K and V of a layer to fill: all layers share the buffer, old content is lost."""
         self._open()
         if self._scratch is None or len(self._scratch[0]) < tokens:
             keys, values = self._pool.keys, self._pool.values
@@ -172,8 +172,8 @@ class Leased:
         return self._scratch[0][:tokens], self._scratch[1][:tokens]
 
     def keep(self, layer: int, places: torch.Tensor | None = None) -> None:
-        """Write the buffer to the slots of a layer: all of it, or these positions."""
-        assert self._scratch is not None  # noqa: S101 - it has been filled
+        """Write the buffer, or only the given positions, to the slots of a layer."""
+        assert self._scratch is not None  # noqa: S101 - set by `buffer`
         keys, values = self._scratch
         if places is None:
             room = self._table.shape[1] * self._pool.block_tokens
@@ -183,7 +183,7 @@ class Leased:
             self.write(layer, places, keys[places], values[places])
 
     def restore(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the buffer of a layer, filled with what `keep` was given."""
+        """Fill the buffer from the slots of a layer and return it."""
         for buffer, rows in zip(self.buffer(layer, tokens), self.read(layer, tokens), strict=True):
             buffer.copy_(rows)
         return self.buffer(layer, tokens)
@@ -205,7 +205,7 @@ class Leased:
             self._table = self._pool.table(lease.slots(0))
 
     def read(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of the first tokens, copied out of their slots."""
+        """Return K and V of the first tokens, copied out of their slots."""
         self._open()
         return self._pool.gather(*self._rows(layer, torch.arange(tokens, device=self._pool.device)))
 

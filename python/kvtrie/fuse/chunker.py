@@ -1,7 +1,7 @@
-"""Chunkers: ways to cut a text into the pieces whose KV is kept and reused.
+"""Chunkers: ways to cut a text into pieces with reusable KV.
 
-Invariant: the pieces, one after another, are the text, and none is empty; equal stretches between
-borders give equal pieces at any position. Cost: one pass over the tokens.
+Invariant: no piece is empty, and the pieces in order are the text. Equal tokens between two cuts
+give equal pieces at any position. Cost: one pass over the tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class BySeparator:
-    """Cuts after each occurrence of a separator, which stays at the end of its piece.
+    """Cuts after each occurrence of a separator and leaves the separator in the piece before it.
 
     Attributes:
         separator: its tokens.
@@ -45,13 +45,13 @@ class BySeparator:
             raise ConfigError("a separator of 0 tokens separates nothing")
 
     def __call__(self, tokens: Sequence[int] | NDArray[np.integer[Any]]) -> list[NDArray[np.int64]]:
-        """The pieces of `tokens`, int64 each."""
+        """Return the pieces of `tokens`, int64 each."""
         text, mark = as_tokens("text", tokens), np.array(self.separator)
         cuts: list[int] = []
         if len(text) >= len(mark):
             windows = np.lib.stride_tricks.sliding_window_view(text, len(mark))
             for at in np.flatnonzero((windows == mark).all(axis=1)).tolist():
-                if not cuts or at >= cuts[-1]:  # one that overlaps the last is part of it
+                if not cuts or at >= cuts[-1]:  # an overlapping separator is part of the last
                     cuts.append(at + len(mark))
         return _pieces(text, cuts)
 
@@ -62,7 +62,7 @@ class BySize:
 
     Attributes:
         size: the most tokens of a piece.
-        ends: tokens that end a sentence, and stay in it.
+        ends: tokens at the end of a sentence. They stay in the piece.
 
     Raises:
         ConfigError: a size below 1.
@@ -76,7 +76,7 @@ class BySize:
         put(self, ends=frozenset(ends.tolist()), size=whole("size", self.size, 1, _MOST))
 
     def __call__(self, tokens: Sequence[int] | NDArray[np.integer[Any]]) -> list[NDArray[np.int64]]:
-        """The pieces of `tokens`, int64 each."""
+        """Return the pieces of `tokens`, int64 each."""
         text = as_tokens("text", tokens)
         borders = np.flatnonzero(np.isin(text, list(self.ends))) + 1
         cuts: list[int] = []
@@ -89,12 +89,12 @@ class BySize:
 
 
 class Given:
-    """Takes the pieces that the caller has cut already; empty ones are left out."""
+    """Takes the pieces as the caller has cut them, without empty pieces."""
 
     def __call__(
         self, chunks: Iterable[Sequence[int] | NDArray[np.integer[Any]]]
     ) -> list[NDArray[np.int64]]:
-        """The pieces, int64 each."""
+        """Return the pieces, int64 each."""
         pieces = [as_tokens("chunk", chunk) for chunk in few("chunks", chunks, _MOST)]
         return [piece for piece in pieces if len(piece)]
 

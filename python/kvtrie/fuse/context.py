@@ -1,7 +1,7 @@
-"""Context: the chunks of a request in order, and the query that follows them.
+"""Context: the chunks of a request in order, and the query after them.
 
-Text is cut before it is made into tokens, and each piece becomes tokens alone: equal text gives
-equal tokens, whatever was before it. Invariant: a chunk has at least one token, a query too.
+Text is cut first, and each piece is tokenized separately, so equal text gives equal tokens after
+any other text. Invariant: chunks and queries have at least one token.
 Cost: one pass over the text, one call of the tokenizer per piece.
 """
 
@@ -29,14 +29,14 @@ _ENDS = ("\n", ". ", "! ", "? ")
 _MOST = 2**32
 _MOST_PIECES = 2**20
 _MOST_LAYERS = 2**16
-_MOST_POSITIONS = 2**24  # tables of cosines and sines are made up to there
+_MOST_POSITIONS = 2**24  # length limit of the tables of cosines and sines
 
 
 class Tokenizer(Protocol):
-    """Makes text into tokens, as those of transformers do."""
+    """A tokenizer with the interface of transformers."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the tokens of a text, without those that begin or end a sequence."""
+        """Return the tokens of a text, without the start and end tokens of a sequence."""
         ...
 
 
@@ -45,9 +45,9 @@ class Chunk:
 
     Args:
         tokens: at least one.
-        kv: per layer K `(n, kv_heads, head_dim)` and V `(n, kv_heads, v_head_dim)` of its n tokens;
+        kv: per layer K `(n, kv_heads, head_dim)` and V `(n, kv_heads, v_head_dim)` of its n tokens.
             None looks in the store.
-        at: the position that K of the first token is rotated to; with `kv` only.
+        at: position to which K of the first token is rotated, only with `kv`.
 
     Attributes:
         tokens: int64 `(n,)`.
@@ -55,8 +55,8 @@ class Chunk:
         at: as given.
 
     Raises:
-        ConfigError: no token, one out of range, KV of another number of tokens, or a position
-            below 0 or without KV.
+        ConfigError: no token, a token out of range, KV of a different number of tokens, or a
+            position below 0 or without KV.
     """
 
     __slots__ = ("at", "kv", "tokens")
@@ -95,8 +95,8 @@ class Context:
     """The input of a request to fuse: its chunks in order, and its query.
 
     Args:
-        chunks: chunks, or their tokens, in order; there may be none.
-        query: tokens after the chunks, at least one: they are always computed.
+        chunks: chunks, or their tokens, in order. May be empty.
+        query: tokens after the chunks, always computed. At least 1.
 
     Attributes:
         chunks: a tuple of `Chunk`.
@@ -125,19 +125,20 @@ class Context:
         separator: str | None = None,
         size: int | None = None,
     ) -> Self:
-        """Return a context of strings, whose pieces become tokens one by one.
+        """Return a context of strings. Each piece is tokenized separately.
 
         Args:
             tokenizer: the model's.
-            texts: a text, or several; none of their pieces goes over from one to the next.
+            texts: a text, or several. No piece crosses the border of two texts.
             query: the question, as text.
-            separator: cut after each occurrence, which stays at the end of its piece.
-            size: the most characters of a piece, which is cut at its last end of a sentence, else
-                after its last space, else at `size`. With neither, a text is one chunk.
+            separator: text to cut after. It stays at the end of its piece.
+            size: most characters of a piece. Pieces are cut at the last end of a sentence, else
+                after the last space, else at `size`. Without `separator` and `size` a text is a
+                single chunk.
 
         Raises:
-            ConfigError: both ways to cut, an empty separator, a size below 1, a text that is no
-                str or has lone surrogates, or a query without a token.
+            ConfigError: both `separator` and `size`, an empty separator, a size below 1, a text
+                that is not a str or has lone surrogates, or a query without a token.
         """
         if separator is not None:
             separator = _text("separator", separator)
@@ -164,10 +165,10 @@ class Context:
 
 
 def as_tokens(name: str, tokens: Tokens) -> NDArray[np.int64]:
-    """Tokens as int64.
+    """Return tokens as int64.
 
     Raises:
-        ConfigError: anything but integers from 0 to 2**32 - 1 in one row.
+        ConfigError: anything but a single row of integers from 0 to 2**32 - 1.
     """
     try:
         given = np.asarray(tokens)
@@ -183,7 +184,7 @@ def as_tokens(name: str, tokens: Tokens) -> NDArray[np.int64]:
 
 
 def _text(name: str, given: object) -> str:
-    """Return a str that a tokenizer can encode."""
+    """Refuse anything but a str without lone surrogates."""
     if not isinstance(given, str):
         raise ConfigError(f"{name} is {shown(given)}, a str wanted")
     try:

@@ -1,12 +1,12 @@
 """Controller: chooses how many tokens to recompute, and the tier of new chunks.
 
-Recomputation that is no longer than loading costs nothing: layer i is computed while layer i + 1
-loads. `r = max(r_eq, r*)`, where `T_recompute(r_eq) = T_load` (CacheBlend, section 5.1) and r* is
-the least that keeps answers right. A selection by the question reads its layers before anything is
-recomputed: nothing hides its wait, and recomputation hides only the loads after it. New chunks go
-to the cheapest tier whose loads recomputation at r* still hides.
-Invariant: a lane counts with its measured speed once it has carried something, before that with
-the profile's or else the declared speed; a ratio is from floor to ceiling. Cost: some forty
+Layer i is computed while layer i + 1 loads, so recomputation costs nothing until it takes longer
+than loading. `r = max(r_eq, r*)`, with `T_recompute(r_eq) = T_load` (CacheBlend, section 5.1) and
+r* the smallest ratio with correct answers. A selection by the question reads its layers before any
+token is recomputed. Nothing hides this wait, and recomputation hides only the later loads. New
+chunks go to the cheapest tier with loads short enough to be hidden by recomputation at r*.
+Invariant: a lane counts with its measured speed after its first transfer, before that with the
+profile's speed or else the declared speed. A ratio is from floor to ceiling. Cost: some forty
 look-ups in the profile's table per request.
 """
 
@@ -34,8 +34,8 @@ __all__ = ["Controller", "Estimate"]
 
 _NS = 1_000_000_000
 _HALVINGS = 20  # of the interval of ratios: to a millionth
-_MOVES_PER_JOB = 64  # blocks that memory hands on in one copy
-_FRESH = 0.3  # weight of the newest of what is seen
+_MOVES_PER_JOB = 64  # blocks per copy between memories
+_FRESH = 0.3  # weight of the newest measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,16 @@ class Estimate:
     """Expected times of the last request, and the ratio chosen for it.
 
     Attributes:
-        wait_ns: how long the selection waits for the layers that it reads, beyond its own passes
-            and the load of the first layer, nanoseconds. No ratio hides it.
-        load_ns: T_load: the loads that recomputation can hide, nanoseconds: those of all layers
-            but the first, less what is loaded by the end of the selection.
-        recompute_ns: T_recompute at the ratio: passes of all layers but the last, which hide
-            nothing, with the query, full first layers and the layout of reused K and V.
-        r_eq: the ratio at which they are equal; 0 where even the query takes longer than loading, 1
-            where recomputing all of it takes less.
-        ratio: what was chosen.
+        wait_ns: wait of the selection for its layers, beyond its own passes and the load of the
+            first layer, nanoseconds. No ratio hides it.
+        load_ns: T_load, nanoseconds: loads that recomputation can hide. Leaves out the first layer
+            and all loads finished by the end of the selection.
+        recompute_ns: T_recompute at the ratio, nanoseconds: passes over chosen tokens and query,
+            full first layers, and the layout of reused K and V. Leaves out the last layer, because
+            no load runs during it.
+        r_eq: ratio at which `load_ns` equals `recompute_ns`. 0 if even the query takes longer than
+            loading, 1 if full recomputation takes less.
+        ratio: the chosen ratio.
     """
 
     wait_ns: float
@@ -66,26 +67,26 @@ class Controller:
     """Ratios and tiers for the fusions of a store.
 
     Args:
-        profile: of this machine and model. `passes` is required; `device` gives the time of laying
-            out a layer; its lanes replace those that the tiers declare.
-        store: whose chunks; `store.tier` is set by each call of `saw`.
-        floor: r*, the least ratio; .15 by CacheBlend. With `deviation` the mean of its shares,
-            where that is larger.
+        profile: of this machine and model. `passes` is required. `device` gives the time of laying
+            out a layer. Its lanes replace the declared lanes of the tiers.
+        store: source of the chunks. Each call of `saw` sets `store.tier`.
+        floor: r*, the smallest ratio, .15 by CacheBlend. With `deviation`, at least the mean of its
+            shares.
         ceiling: the largest ratio.
-        layers_full: first layers at which all of the chunks' tokens are computed; None takes what
-            the last fusion did, and none until then.
-        slack: a tier still hides where what is expected to stick out, times the share of chunks
-            that are found again, is at most this share of recomputation.
-        deviation: a measured profile with shares: the ratio of a request is their mean, and each
-            layer has its part of it.
+        layers_full: number of first layers at which all chunk tokens are computed. None takes the
+            number of the last fusion, 0 before the first fusion.
+        slack: largest share of recomputation time by which loads may exceed it for a tier to be
+            chosen. The excess is weighted by the hit rate of chunks.
+        deviation: a measured profile with shares. Layers divide the ratio of a request in
+            proportion to the shares, and the floor is at least their mean.
 
     Attributes:
-        tier: kind of the tier for new chunks; that of the first tier leaves them there.
-        pace: how much longer recomputation was seen to take than the profile says.
-        estimate: of the last request.
+        tier: kind of the tier for new chunks. The first tier keeps them in place.
+        pace: measured recomputation time relative to the profile.
+        estimate: estimate of the last request.
 
     Raises:
-        ConfigError: a profile without passes, or numbers that cannot be.
+        ConfigError: a profile without passes, or a number out of range.
     """
 
     profile: Profile
@@ -129,10 +130,9 @@ class Controller:
         """Return the share of the chunks' tokens to recompute in a request.
 
         Args:
-            fetch: its chunks; what of them is loaded, and from where, is taken as it is now.
-            query: tokens of its query, which are computed at every layer.
-            waits: layers that the query's pass, which selects, reads before the first token is
-                recomputed.
+            fetch: its chunks. Their current tiers decide the loading time.
+            query: tokens of its query, computed at every layer.
+            waits: layers read by the query's selection pass before the first token is recomputed.
         """
         tokens = sum(len(fetch.parts[at].tokens) for at in fetch.order)
         counted = [part for part in (fetch.prefix, *fetch.parts) if part is not None]
@@ -161,15 +161,15 @@ class Controller:
         query: int,
         waits: int = 0,
     ) -> None:
-        """Take the measurements of a fusion; later ratios and the tier of new chunks follow them.
+        """Update later ratios and the tier of new chunks from the measurements of a fusion.
 
         Args:
-            recompute_ns: time of its passes, those made to select included.
-            pairs: (token, layer) pairs that it computed, the query's included.
-            layers_full: layers at which all of the chunks' tokens were computed.
+            recompute_ns: time of its passes, including selection passes.
+            pairs: computed (token, layer) pairs, including the query's.
+            layers_full: layers at which all chunk tokens were computed.
             tokens: tokens of all chunks.
             query: tokens of the query.
-            waits: layers of the query's pass that selected.
+            waits: layers of the query's selection pass.
         """
         layers = self.store.executor.manager.model.layers
         left = max(0, pairs - layers_full * (tokens + query))
@@ -193,13 +193,13 @@ class Controller:
         """Return the time of loading all layers but the first, in nanoseconds.
 
         Args:
-            blocks: how many blocks come from each kind of tier. Those below the host pass through
-                it, on both lanes at once; lanes work side by side, those that share a queue do not.
+            blocks: number of blocks to load, by kind of tier. Blocks below the host pass through
+                host memory and occupy both lanes. Lanes run in parallel unless they share a queue.
         """
         return (self.store.executor.manager.model.layers - 1) * self._layer_ns(blocks)
 
     def _layer_ns(self, blocks: Mapping[str, int]) -> float:
-        """Nanoseconds from the arrival of one layer to that of the next."""
+        """Return the time from the arrival of a layer to the arrival of the next, nanoseconds."""
         executor = self.store.executor
         manager, layers = executor.manager, executor.manager.model.layers
         layer_bytes = manager.model.layer_bytes(manager.block_tokens)
@@ -212,7 +212,7 @@ class Controller:
                 continue
             lane, seen = self._lane(tier)
             copies = -(-carried // _MOVES_PER_JOB) if isinstance(pool, Pool) else carried
-            # Declared latencies are per block, whatever the number of its layers.
+            # Declared latencies are per block with all its layers.
             waits = lane.latency_ns * (copies if seen else carried / layers)
             queue = lane.shares or lane.name
             took = waits + carried * layer_bytes * _NS / lane.bytes_per_s
@@ -222,11 +222,11 @@ class Controller:
     def _split(
         self, layer_ns: float, waits: int, tokens: float, query: float
     ) -> tuple[float, float]:
-        """Split the time of loading into what the selection waits and what it leaves to hide.
+        """Split the loading time into the wait of the selection and the loads left to hide.
 
-        The query's pass at a layer begins when the pass before it has ended and the layer is there,
-        so the last of `waits` passes ends after all of them or after the last load, whichever takes
-        longer. Loading goes on throughout.
+        The query's pass at a layer begins after the previous pass and the load of the layer. The
+        last of `waits` passes therefore ends after the sum of all passes or after the last load,
+        whichever is later. Loading goes on throughout.
         """
         layers = self.store.executor.manager.model.layers
         begun = ended = layer_ns
@@ -237,9 +237,9 @@ class Controller:
         return ended - begun, max(0.0, layers * layer_ns - ended)
 
     def _query_ns(self, tokens: float, query: float) -> float:
-        """A pass of the query at one layer, by the profile."""
+        """Return the profile's time of a query pass at a single layer, in nanoseconds."""
         passes = self.profile.passes
-        assert passes is not None  # noqa: S101 - looked at when this was made
+        assert passes is not None  # noqa: S101 - checked on creation
         before = len(self.store.prefix) + tokens
         return passes.pass_ns(query, before) / self.store.executor.manager.model.layers
 
@@ -260,16 +260,16 @@ class Controller:
     def _passes(
         self, full: int, all_tokens: float, others: int, chosen: float, context: float
     ) -> float:
-        """Passes of some layers over all tokens, and of others over the chosen ones."""
+        """Return the time of `full` layers over all tokens and `others` over the chosen tokens."""
         passes = self.profile.passes
-        assert passes is not None  # noqa: S101 - looked at when this was made
+        assert passes is not None  # noqa: S101 - checked on creation
         layers = self.store.executor.manager.model.layers
         before = len(self.store.prefix) + context
         of_all = passes.pass_ns(all_tokens, len(self.store.prefix))
         return (full * of_all + others * passes.pass_ns(chosen, before)) / layers
 
     def _layout_ns(self, tokens: float) -> float:
-        """Reading and writing a layer's K and V of the context, where the device was measured."""
+        """Return the time of copying a layer's K and V, 0 without a measured device."""
         if self.profile.device is None:
             return 0.0
         manager = self.store.executor.manager
@@ -278,7 +278,7 @@ class Controller:
         return moved * _NS / self.profile.device.memory_bytes_per_s
 
     def _lane(self, tier: Tier) -> tuple[Lane, bool]:
-        """The lane up from a tier, in bytes of the model's own KV, and whether it was seen."""
+        """Return a tier's load lane, in bytes of the model's KV format, and if it was measured."""
         declared, _ = tier.lanes()
         seen = self.store.executor.feedback.lanes().get(declared.name)
         lane = seen or self.profile.lanes.get(declared.name, declared)
@@ -286,7 +286,7 @@ class Controller:
         return tier.pace(lane, manager.model, manager.block_tokens), seen is not None
 
     def _choose(self) -> None:
-        """The last tier in the list is the cheapest; the first that hides is taken."""
+        """Choose the cheapest tier with hidden loads; the last tier of the list is the cheapest."""
         assert self._usual is not None  # noqa: S101 - `saw` has set it
         manager = self.store.executor.manager
         tokens, query = map(round, self._usual)
@@ -304,7 +304,7 @@ class Controller:
 
 
 def _crossing(recompute: Callable[[float], float], load: float) -> float:
-    """The ratio from 0 to 1 at which recomputing takes as long as loading."""
+    """Return the ratio from 0 to 1 at which recomputation takes as long as loading."""
     low, high = 0.0, 1.0
     if recompute(low) >= load:
         return low

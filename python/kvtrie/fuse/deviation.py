@@ -1,9 +1,9 @@
-"""DeviationProfile: by how much reused KV was measured to deviate, layer by layer.
+"""DeviationProfile: measured deviation of reused KV, layer by layer.
 
-A fusion that computes all tokens measures it; later fusions take tokens by its rankings and ratios
-by its shares, and compare nothing by themselves to choose.
-Invariant: a ranking names a token once; shares fall from layer to layer. Cost: a number per token
-and ranked layer.
+A fusion of all tokens measures the profile. Later fusions choose tokens by its rankings and ratios
+by its shares, without comparing KV to choose.
+Invariant: a ranking names a token once. Shares never rise from a layer to the next. Cost: a number
+per token and ranked layer.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -35,7 +35,7 @@ __all__ = ["DeviationProfile"]
 
 _MOST = 2**32 - 1
 _COVER = 0.5
-"""Share of a layer's deviation that the tokens to recompute have, where nothing else is said."""
+"""Default share of a layer's deviation covered by the tokens to recompute."""
 
 
 class _Layer(Protocol):
@@ -50,7 +50,7 @@ class _Layer(Protocol):
 
 
 class _Log(Protocol):
-    """The part of a `FusionLog` that names columns."""
+    """The columns of a `FusionLog`."""
 
     @property
     def grid(self) -> NDArray[np.bool_]: ...
@@ -59,7 +59,7 @@ class _Log(Protocol):
 
 
 class _Measured(Protocol):
-    """A `Fused`, as far as it is measured."""
+    """The measured part of a `Fused`."""
 
     @property
     def log(self) -> _Log: ...
@@ -72,14 +72,15 @@ class DeviationProfile:
     """A measured profile, as input to `Fusor` and `Controller`.
 
     Attributes:
-        rankings: by layer, tokens of a context's chunks, those that deviate most first. Tokens are
-            counted from 0 over all chunks in their order, so a ranking belongs to one context;
-            tokens that it leaves out come last.
-        shares: per layer from layer 0 on, the share of the chunks' tokens to recompute. They fall,
-            and the last one is for all further layers.
+        rankings: by layer, tokens of a context's chunks, by descending deviation. Tokens count
+            from 0 over all chunks in order, so a ranking belongs to a single context. Unranked
+            tokens come last.
+        shares: per layer from layer 0 on, the share of chunk tokens to recompute. Shares never
+            rise, and the last share is for all further layers.
 
     Raises:
-        ConfigError: a layer, token or share that cannot be, or a profile without either.
+        ConfigError: a layer, token or share out of range, shares that rise, or a profile without
+            rankings and shares.
     """
 
     rankings: Mapping[int, Sequence[int]] = field(default_factory=dict[int, Sequence[int]])
@@ -107,15 +108,15 @@ class DeviationProfile:
 
     @classmethod
     def measured(cls, fused: _Measured, *, cover: float = _COVER) -> Self:
-        """Return the profile of a fusion, at best of one with `ratio=1.0`.
+        """Return the profile of a fusion, preferably with `ratio=1.0`.
 
         Args:
-            fused: its computed tokens are ranked at each layer that computed any.
-            cover: the share of a layer is that of the fewest tokens that have this part of its
-                measured deviation, or that of a later layer which needs more.
+            fused: the fusion. Its computed tokens are ranked at each layer.
+            cover: part of a layer's measured deviation to cover. The share of a layer is the
+                smallest share of tokens with this part, or the larger share of a later layer.
 
         Raises:
-            ConfigError: a fusion that computed no token of its chunks.
+            ConfigError: the fusion computed no chunk token.
         """
         cover = real("cover", cover, 0, 1)
         first, stop = fused.log.span
@@ -138,7 +139,7 @@ class DeviationProfile:
         return sum(self._each(layers)) / layers
 
     def scaled(self, ratio: float, layers: int, most: float = 1.0) -> tuple[float, ...]:
-        """Return a share per layer, multiplied so that the mean is a ratio; none above `most`."""
+        """Return the shares scaled to a mean of `ratio`, each at most `most`."""
         mean = self.share(layers)
         return tuple(min(most, each * ratio / mean if mean else 0) for each in self._each(layers))
 
@@ -146,16 +147,16 @@ class DeviationProfile:
         return (*self.shares, *[self.shares[-1]] * (layers - len(self.shares)))[:layers]
 
     def ranking(self, layer: int) -> Sequence[int]:
-        """Return the ranking of the first layer from this one on that has one, or of the last."""
+        """Return the ranking of the layer, else of the next ranked layer, else of the last."""
         later = [at for at in self.rankings if at >= layer]
         return self.rankings[later[0] if later else max(self.rankings)]
 
     def order(self, tokens: torch.Tensor, layer: int) -> torch.Tensor:
-        """Return indices into tokens, int64 `(n,)` each, those that deviate most at a layer first.
+        """Return indices into `tokens`, int64 `(n,)`, by descending deviation at a layer.
 
         Args:
-            tokens: of a context's chunks, counted over all of them.
-            layer: whose ranking, see `ranking`.
+            tokens: chunk tokens of a context, int64 `(n,)`, counted over all chunks.
+            layer: layer of the ranking, see `ranking`.
         """
         ranked = torch.as_tensor(self.ranking(layer), dtype=torch.int64)
         size = 1 + max(int(ranked.max()), int(tokens.max()) if len(tokens) else 0)
@@ -167,7 +168,7 @@ class DeviationProfile:
         """Refuse a profile of another context or model.
 
         Raises:
-            ConfigError: it ranks a token or a layer that is not there.
+            ConfigError: it ranks a missing token or layer.
         """
         most = max((max(each, default=-1) for each in self.rankings.values()), default=-1)
         if most >= tokens:
@@ -181,10 +182,10 @@ class DeviationProfile:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Return the profile in a file that `write` wrote.
+        """Return the profile of a file written by `write`.
 
         Raises:
-            ConfigError: it cannot be read, or is no such file.
+            ConfigError: the file cannot be read or is no deviation profile.
         """
         what = f"{path} is no deviation profile"
         given = json_of(read_text(path, "the deviation profile"), what)
@@ -199,7 +200,7 @@ class DeviationProfile:
         """Write the profile to a file, as JSON.
 
         Raises:
-            ConfigError: it cannot be written.
+            ConfigError: the file cannot be written.
         """
         document = {"rankings": dict(self.rankings), "shares": list(self.shares)}
         try:

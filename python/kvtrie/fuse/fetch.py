@@ -1,10 +1,10 @@
-"""Fetch: the KV of all chunks of a request, on the first tier and held there.
+"""Fetch: the KV of all chunks of a request, leased on the first tier.
 
-Chunks that were found are loaded layer by layer while the caller computes. The caller computes each
-missing chunk after the prefix, without the other chunks, and commits it for all later requests. A
-chunk whose load fails has to be computed too; the other chunks are not affected.
-Invariant: all chunks are leased or none; each distinct one once. Cost: a lease per distinct chunk;
-per layer a wait and one gather per chunk that is read; no buffer in addition to the caller's.
+Cached chunks are loaded layer by layer while the caller computes. The caller computes each missing
+chunk after the prefix, without the rest of the chunks, and commits it for all later requests. A
+chunk with a failed load is computed too. Loads of the remaining chunks go on.
+Invariant: all chunks are leased or none, each distinct chunk once. Cost: a lease per distinct
+chunk, per layer a wait, and a gather per chunk read. No buffer in addition to the caller's.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ __all__ = ["Fetch"]
 
 
 class Fetch:
-    """The chunks of one request, held until it is closed; `CacheStore.fetch_many` returns it.
+    """The leased chunks of a request. `CacheStore.fetch_many` returns it.
 
-    First compute what `absent` yields; then, layer after layer, `wait` and `read`. One thread
-    drives it.
+    First compute the parts from `absent`, then call `wait` and `read` layer after layer. A single
+    thread drives a fetch. `close` releases the leases.
 
     Args:
         executor: carries out the moves.
         names: the prefix, scope, names and sequences of the store's chunks.
-        chunks: those of the request.
-        place: takes the tokens of the chunks that were kept, when the fetch is closed.
+        chunks: chunks of the request.
+        place: called on close with the tokens of the chunks committed by `keep`.
 
     Attributes:
         parts: the distinct chunks, in the order of their first occurrence.
-        order: for each chunk that was asked for, the index of its part.
-        prefix: the store's prefix as a part; None if there is none.
+        order: for each requested chunk, the index of its part.
+        prefix: the store's prefix as a part, None for an empty prefix.
         layers: layers of the model.
-        closed: whether it holds nothing any more.
+        closed: whether all leases are released.
 
     Raises:
-        ConfigError: KV of another number of layers, or a scope in which holes may be.
-        NoSpaceError: the first tier has no room for all of them; none is leased then.
+        ConfigError: KV of a wrong number of layers, or a scope allowing holes in a sequence.
+        NoSpaceError: the first tier has no room for all chunks. Nothing is leased then.
     """
 
     def __init__(
@@ -112,11 +112,11 @@ class Fetch:
     def absent(self) -> Iterator[Part]:
         """Yield the parts to compute, the prefix first, each from its first token without KV.
 
-        Write all layers of a part and `keep` it before you take the next one.
+        Write all layers of a part and `keep` it before taking the next part.
 
         Raises:
-            ConfigError: the part before was not kept.
-            NoSpaceError: a load failed, and another request has taken the room since.
+            ConfigError: the previous part was not kept.
+            NoSpaceError: a load failed, and its room was taken by a concurrent request.
         """
         last: Part | None = None
         while True:
@@ -133,7 +133,7 @@ class Fetch:
         """Return K and V of an absent part's sequence before `part.start`.
 
         Args:
-            part: which, as `absent` yielded it.
+            part: a part from `absent`.
             layer: the layer.
 
         Returns:
@@ -142,17 +142,17 @@ class Fetch:
         return self._gather(part, layer, 0, part.start)
 
     def write(self, part: Part, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Take what was computed of an absent part at a layer.
+        """Store the computed K and V of an absent part at a layer.
 
         Args:
-            part: which, as `absent` yielded it.
+            part: a part from `absent`.
             layer: the layer.
             keys: K of `sequence[start:]`, `(len(sequence) - start, heads, dim)`, each rotated to
                 its own position.
             values: V of the same tokens, in the same order.
 
         Raises:
-            ConfigError: other numbers of rows, or a part that is not to be computed.
+            ConfigError: a wrong number of rows, or a part in state "hit" or "given".
         """
         wanted = len(part.sequence) - part.start
         if part.state not in ("absent", "lost") or part.rows is None:
@@ -164,14 +164,14 @@ class Fetch:
         self._pool.scatter(rows, offsets, keys.to(dtype), values.to(dtype))
 
     def keep(self, part: Part) -> None:
-        """Commit a part all of whose layers were written: from now on other requests find it.
+        """Commit a fully written part, so that all requests find it.
 
         Args:
-            part: which, as `absent` yielded it.
+            part: a part from `absent`.
 
         Raises:
-            ConfigError: the part was not to be computed.
-            NoSpaceError: another request has taken the room of the chunks that waited for this
+            ConfigError: the part is in state "hit" or "given".
+            NoSpaceError: a concurrent request has taken the room of the chunks waiting for this
                 prefix. Close the fetch.
         """
         if part.lease is None or part.state not in ("absent", "lost"):
@@ -184,31 +184,31 @@ class Fetch:
         self._committed.append(part)
         waiting = [one for one in self._stored if one.lease is None]
         if waiting:
-            # A fork holds the prefix while the room that was kept for the chunks is given back.
+            # A fork holds the prefix while the room reserved for the chunks is released.
             now = self._executor.clock()
             (part.lease,) = lease.fork(1, now=now)
             lease.release(now=now)
             self._lease(waiting)
             if self._layer < 0:
                 self._ahead(0)
-            else:  # layers have been waited for: what comes again comes whole
+            else:  # some layers were waited for already, so load all layers again
                 for one in waiting:
                     while one.state == "hit" and not self._settled(one):
                         pass
         self._executor.poll()
 
     def wait(self, layer: int) -> list[Part]:
-        """Make the computation wait for a layer of all hits, and start to load the next layers.
+        """Make the computation wait for a layer of all hits, and start loading the next layers.
 
         Args:
-            layer: each once, ascending.
+            layer: each layer once, ascending.
 
         Returns:
-            Parts whose loads failed. `absent` yields them too; compute them before `read`.
+            Parts with failed loads. `absent` yields them too. Compute them before `read`.
 
         Raises:
-            ConfigError: a part is still to be computed, or this is not the next layer.
-            NoSpaceError: a part whose load failed has no room to be computed.
+            ConfigError: a part from `absent` is not kept yet, or this is not the next layer.
+            NoSpaceError: a part has no room to be computed after its load failed.
         """
         if layer != self._layer + 1 or layer >= self.layers:
             raise ConfigError(f"layer {layer} of {self.layers} after layer {self._layer}")
@@ -226,19 +226,19 @@ class Fetch:
     def read(
         self, part: Part, layer: int, out: tuple[torch.Tensor, torch.Tensor] | None = None
     ) -> LayerBuffer:
-        """Return K and V of a part's own tokens at the layer that was waited for, or one before it.
+        """Return K and V of a part's own tokens at the awaited layer or an earlier layer.
 
         Args:
-            part: which.
+            part: the part.
             layer: the layer.
-            out: K `(n, heads, head_dim)` and V to copy to, as a slice of a context's buffer; by
-                default they are new, and the caller's. Those of a given part are as it was given.
+            out: K `(n, heads, head_dim)` and V to copy to, for example slices of a context's
+                buffer. By default new tensors, or for a "given" part the tensors of its chunk.
 
         Returns:
             K `(n, kv_heads, head_dim)` and V `(n, kv_heads, v_head_dim)`.
 
         Raises:
-            ConfigError: the layer was not waited for, or the fetch is closed.
+            ConfigError: the layer was not awaited, or the fetch is closed.
         """
         if part.state == "given":
             buffer = LayerBuffer(*part.given[layer])
@@ -252,7 +252,7 @@ class Fetch:
         return self._gather(part, layer, part.at, part.at + len(part.tokens), out)
 
     def close(self) -> None:
-        """Give all leases back; what was kept goes to the store's tier. Twice does nothing."""
+        """Release all leases and move committed chunks to the store's tier. Idempotent."""
         if self.closed:
             return
         self.closed = True
@@ -275,14 +275,14 @@ class Fetch:
         return Part(chunk.tokens, key, len(names.prefix), names.sequence(chunk.tokens))
 
     def _lease(self, parts: Sequence[Part]) -> None:
-        """Lease parts, the prefix first; if that is absent, only reserve room for its chunks."""
+        """Lease parts, the prefix first. For an absent prefix, only reserve room for its chunks."""
         size = self._pool.block_tokens
         for part in parts:
             if part is not self.prefix and not self._prefix_there():
                 continue
             self._lease_one(part)
         if self.prefix in parts and not self._prefix_there():
-            assert self.prefix is not None  # noqa: S101 - one that is absent is there
+            assert self.prefix is not None  # noqa: S101 - only a store with a prefix gets here
             assert self.prefix.lease is not None  # noqa: S101 - leased above
             waiting = [part for part in self._stored if part.lease is None]
             front = len(self.prefix.tokens) // size * size
@@ -310,7 +310,7 @@ class Fetch:
         return self._names.scope_of(0 if part is self.prefix else len(part.tokens))
 
     def _prefix_there(self) -> bool:
-        """Whether the full blocks of the prefix are there or on their way."""
+        """Return whether the full blocks of the prefix are cached or loading."""
         if self.prefix is None:
             return True
         size = self._pool.block_tokens
@@ -318,21 +318,21 @@ class Fetch:
         return self.prefix.lease is not None and self.prefix.start >= front
 
     def _ahead(self, layer: int) -> None:
-        """Start the loads of a layer and of those that follow it closely."""
+        """Start the loads of a layer and of the next `look_ahead` layers."""
         for part in self._stored:
             if part.loads is not None:
                 part.loads.issue(self._engine.wanted(layer) + 1 + self._engine.look_ahead)
         self._engine.load.wake()
 
     def _bring(self, pending: Sequence[Part], layer: int) -> list[Part]:
-        """Wait for a layer of parts, in their order; those that fail have nothing on its way."""
+        """Wait for a layer of parts in order, cancel failed loads, and return the failed parts."""
         failed: list[Part] = []
         for part in pending:
-            assert part.loads is not None  # noqa: S101 - its callers look
+            assert part.loads is not None  # noqa: S101 - checked by the callers
             try:
                 part.loads.wait(layer, self._engine.current)
             except TransferError:
-                # Give back its moves: other parts that await them issue them again.
+                # Release its moves, so that parts waiting for them issue them again.
                 self._engine.end(part.loads)
                 part.loads = None
                 failed.append(part)
@@ -340,7 +340,7 @@ class Fetch:
         return failed
 
     def _lease_again(self, failed: Sequence[Part]) -> None:
-        """Lease again the parts whose loads failed; with the prefix, all that depend on it."""
+        """Lease the failed parts again, and after a failed prefix all parts depending on it."""
         again = list(failed)
         if self.prefix in failed:
             dependent = [part for part in self._stored if not self._whole(part)]
@@ -351,16 +351,16 @@ class Fetch:
         self._lease(again)
 
     def _whole(self, part: Part) -> bool:
-        """Whether all that a hit is made of is still covered by its lease."""
+        """Return whether the lease still covers the tokens up to `part.start`."""
         return part.lease is not None and part.lease.matched >= part.start
 
     def _settled(self, part: Part) -> bool:
-        """Bring all that is cached of a part; False if it has to be looked at again."""
+        """Load the cached tokens of a part. Return False if its state must be checked again."""
         if part.loads is None:
             return True
         pending = [one for one in self._stored if one.loads is not None and self._akin(one, part)]
         for one in pending:
-            assert one.loads is not None  # noqa: S101 - chosen by it
+            assert one.loads is not None  # noqa: S101 - only parts with loads are in `pending`
             one.loads.issue(self.layers)
         failed = self._bring(pending, self.layers - 1)
         self._lease_again(failed)
@@ -372,7 +372,7 @@ class Fetch:
         return True
 
     def _akin(self, one: Part, part: Part) -> bool:
-        """Whether a part may load what another one awaits: the prefix, or a block of both."""
+        """Return whether `part` may wait for loads of `one`: the prefix, or a shared block."""
         size = self._pool.block_tokens
         edge = (part.at // size + 1) * size
         same = np.array_equal(one.sequence[:edge], part.sequence[:edge])
@@ -391,7 +391,7 @@ class Fetch:
     def _rows(
         self, part: Part, layer: int, first: int, stop: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Units of positions of a part's sequence at a layer, and their places within."""
+        """Return slots of positions of a part's sequence at a layer, and offsets within slots."""
         if part.rows is None:
             raise ConfigError("the fetch is closed, or the part waits for its prefix")
         at = torch.arange(first, stop, device=part.rows.device)

@@ -1,11 +1,11 @@
-"""Fusion: one sequence of chunks and a query becoming one cache, layer by layer.
+"""Fusion: makes a single cache of chunks and a query, layer by layer.
 
-A layer's reused K and V are copied to the chunks' offsets in one buffer, and keys are rotated to
+A layer's reused K and V are copied to the chunks' offsets in a buffer, and keys are rotated to
 their new positions. Recomputed tokens overwrite their rows and attend to the buffer with explicit
 positions, while the next layer is loaded.
-Invariant: tokens that are not chosen keep the stored bits (K rotated in fp32); the first chunk
-after the prefix is exact and never computed. Cost: per layer a pass over the chosen tokens and the
-query, a copy of the buffer's K and V, and over a lease one more to its slots.
+Invariant: all remaining tokens keep the stored bits (K rotated in fp32). The first chunk after the
+prefix is exact and never computed. Cost: per layer a pass over the chosen tokens and the query, a
+copy of the buffer's K and V, and over a lease a second copy to its slots.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["Deviation", "Fetched", "Fusion", "Piece", "Settings"]
 
 
 class Piece(Protocol):
-    """The prefix or a chunk, as a fetch gives it."""
+    """The prefix or a chunk of a fetch."""
 
     @property
     def tokens(self) -> NDArray[np.int64]:
@@ -45,12 +45,12 @@ class Piece(Protocol):
 
     @property
     def at(self) -> int:
-        """The position at which K of the first one is turned."""
+        """Position of the first token, to which its K is rotated."""
         ...
 
     @property
     def state(self) -> str:
-        """Whether it is a "hit", "absent", "lost" or "given"."""
+        """State: "hit", "absent", "lost" or "given"."""
         ...
 
 
@@ -64,7 +64,7 @@ class Fetched(Protocol):
 
     @property
     def order(self) -> Sequence[int]:
-        """For each chunk of the context the index of its part."""
+        """Index of the part of each chunk of the context."""
         ...
 
     @property
@@ -73,7 +73,7 @@ class Fetched(Protocol):
         ...
 
     def wait(self, layer: int) -> Sequence[Piece]:
-        """Wait for a layer; parts of which it does not come."""
+        """Wait for a layer and return the parts that failed to load."""
         ...
 
     def read(self, part: Any, layer: int, out: tuple[torch.Tensor, torch.Tensor]) -> object:  # noqa: ANN401 - its own
@@ -111,23 +111,23 @@ class Fusion:
     """The run of one fusion.
 
     Args:
-        decoder: computes.
-        fetched: brings chunks; nothing of it is absent any more.
+        decoder: the model.
+        fetched: source of the chunks, with all absent parts computed.
         memory: memory of the fused cache.
         query: int64 `(m,)`.
-        settings: how tokens are chosen.
-        watch: counts time.
-        compute_lost: computes the parts whose loads have failed.
+        settings: settings of the selection.
+        watch: measures time.
+        compute_lost: computes the parts with failed loads.
 
     Attributes:
         ids: int64 `(T,)`, prefix, chunks and query.
-        log: what it did.
+        grid: bool `(layers, T - 1)`, the computed tokens of each layer.
         deviation: per layer, the computed tokens by their deviation.
-        waited: layers whose loads the query's pass waited for before the tokens were chosen.
-        mass: of the query's attention to reused tokens that may be wrong, the share on those that
-            were not computed; None if no attention was looked at.
-        relative: per layer, of V of the probed tokens, the deviation relative to V; none without
-            tokens to look at.
+        waited: layers loaded for the query's pass before the tokens were chosen.
+        mass: share of the query's attention to candidates on the candidates left reused. None if
+            attention was not computed.
+        relative: per layer, deviation of V of the probed tokens relative to V. Empty without
+            computed tokens.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Fusion:
         self._reused = offset
         self._first = 0 if fetched.prefix is None else len(fetched.prefix.tokens)
         most = max([self.length, *(piece.at + len(piece.tokens) for piece, _ in self._layout)])
-        # Kept here: a decoder makes others when another thread asks for another length.
+        # Kept here: a decoder replaces its tables when any thread asks for a different length.
         self._ropes = decoder.ropes(most)
         self._rotations = [self._rotation_of(piece, at) for piece, at in self._layout]
         self._laid = 0
@@ -172,7 +172,7 @@ class Fusion:
         self._cursor = 0
         self._hidden: torch.Tensor | None = None
         self._rows = self.ids.new_empty(0)
-        self._mine = 0  # of these, how many are chunks' tokens: they come first
+        self._mine = 0  # number of chunk tokens in `_rows`, before the query's tokens
         self._columns = np.empty(0, dtype=np.int64)
         self._attention: torch.Tensor | None = None
         self._candidates = self._among()
@@ -201,7 +201,7 @@ class Fusion:
         self._cursor = decoder.layers
 
     def quality(self) -> Quality:
-        """Estimate from the probed tokens how near the result is to a full prefill."""
+        """Estimate from the probed tokens the closeness of the result to a full prefill."""
         if not len(self._candidates):
             return Quality(1.0, "exact")
         if not self.relative:
@@ -217,7 +217,7 @@ class Fusion:
         """Return the log.
 
         Args:
-            fates: by the identity of a piece, what it was before it was computed alone.
+            fates: by the identity of a piece, its state before it was computed.
         """
         spans, sizes = self._layout, self._decoder.widths
         bytes_per_token = sizes[0] * (sizes[1] + sizes[2]) * self._decoder.dtype.itemsize
@@ -281,16 +281,16 @@ class Fusion:
         return Candidates(where, which, place, self._deviate, self._attend, generator, self._first)
 
     def _exact(self, piece: Piece, at: int) -> bool:
-        """Whether a full prefill gives the same K and V: same prefix, same position.
+        """Return whether a full prefill gives the same K and V: same prefix, same position.
 
-        A caller that gives KV does not say after which tokens it was computed, so such KV is exact
-        only at the start of the sequence.
+        The prefix of KV given by the caller is unknown, so given KV is exact only at the start of
+        the sequence.
         """
         first = at == self._first == piece.at
         return first and (piece.state != "given" or self._first == 0)
 
     def _rotation_of(self, piece: Piece, at: int) -> dict[int, Rotation]:
-        """By the identity of a rope, the rotation of a piece; none where it stays in place."""
+        """Return the rotations of a piece by `id` of the rope, empty for a piece left in place."""
         rotations: dict[int, Rotation] = {}
         if piece.at != at:
             old = torch.arange(len(piece.tokens), device=self._device) + piece.at
@@ -303,7 +303,7 @@ class Fusion:
         return torch.arange(self._reused, self.length - (not last), device=self._device)
 
     def _lay_out(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The buffer of a layer: what is reused, or what an earlier pass has left there."""
+        """Return the buffer of a layer, filled with reused KV or with the KV of an earlier pass."""
         if layer < self._laid:
             with self.watch.part("layout"):
                 return self._memory.restore(layer, self.length)
@@ -348,14 +348,14 @@ class Fusion:
         return self._attention
 
     def _deviate(self, kind: str) -> torch.Tensor:
-        """By how much K or V at the chosen layer differ, all layers below it computed in full."""
+        """Return the deviation of K or V at the chosen layer, with all lower layers computed."""
         layer, decoder = self._settings.at, self._decoder
         places = self._candidates.positions
         if self._cursor < layer or self._hidden is None:
             self._become(torch.cat([places, self._query(last=False)]))
             for below in range(self._cursor, layer):
                 self._compute(below, places)
-        assert self._hidden is not None  # noqa: S101 - it has just become
+        assert self._hidden is not None  # noqa: S101 - set by `_become`
         laid_out = layer < self._laid
         keys, values = self._lay_out(layer)
         with self.watch.part("recompute"):
@@ -371,7 +371,7 @@ class Fusion:
         return (fresh - reused[places].float()).square_().sum(dim=(1, 2))
 
     def _probed(self, chosen: torch.Tensor) -> torch.Tensor:
-        """Candidates that are computed only to see how far the others are off."""
+        """Draw candidates to compute only for estimating the error of the remaining candidates."""
         left = torch.ones(len(self._candidates), dtype=torch.bool, device=self._device)
         left[chosen] = False
         rest = left.nonzero().flatten()
@@ -379,7 +379,7 @@ class Fusion:
         return rest[drawn[: self._settings.probe].to(rest.device)]
 
     def _become(self, rows: torch.Tensor) -> None:
-        """Go on with these tokens: from layer 0, or from the states that are there."""
+        """Continue with the given tokens, from layer 0 or from the present hidden states."""
         with self.watch.part("recompute"):
             if self._hidden is None:
                 self._hidden = self._decoder.embed(self.ids[rows]) if len(rows) else None
@@ -390,11 +390,11 @@ class Fusion:
         self._columns = rows.cpu().numpy()
 
     def _count(self, ratio: float) -> int:
-        """Return the number of candidates that a share of all chunks' tokens makes."""
+        """Return the number of candidates for a share of all chunk tokens."""
         return min(len(self._candidates), round(ratio * (self._reused - self._first)))
 
     def _narrow(self, layer: int, ratio: float) -> None:
-        """Keep the share of candidates that deviated most: as measured, or at the layer before."""
+        """Keep the candidates with the largest deviation, by profile or at the previous layer."""
         count, profile = self._count(ratio), self._settings.profile
         if count >= self._mine or not (self.deviation or profile):
             return
@@ -407,13 +407,13 @@ class Fusion:
         self._become(torch.cat([worst, self._query(last=False)]))
 
     def _compute(self, layer: int, watched: torch.Tensor) -> None:
-        """One layer of the tokens that go on."""
+        """Compute a layer for the current tokens."""
         laid_out = layer < self._laid
         keys, values = self._lay_out(layer)
         keys, values = keys[: self.length - 1], values[: self.length - 1]
         rows = self._rows
         if len(rows):
-            assert self._hidden is not None  # noqa: S101 - it has become
+            assert self._hidden is not None  # noqa: S101 - set with the rows
             into = _Into(keys, values, rows, self.watch)
             with self.watch.part("recompute"):
                 self._hidden = self._decoder.layer(
@@ -428,7 +428,7 @@ class Fusion:
     def _note(
         self, layer: int, deviation: torch.Tensor, values: torch.Tensor, watched: torch.Tensor
     ) -> None:
-        """Write down what a layer computed; on a GPU without waiting for it."""
+        """Record the computed tokens and deviations of a layer, without synchronizing a GPU."""
         self.grid[layer, self._columns] = True
         mine, (keys, their_values) = self._rows[: self._mine], deviation[:, : self._mine]
         order = torch.argsort(keys + their_values, descending=True, stable=True)
@@ -440,7 +440,7 @@ class Fusion:
 
 
 class _Into:
-    """Writes fresh K and V into a layer's buffer, and measures by how much reused ones differ."""
+    """Writes fresh K and V into a layer's buffer and measures the deviation of reused KV."""
 
     def __init__(
         self,
@@ -459,7 +459,7 @@ class _Into:
         self.deviation = torch.empty((2, 0))
 
     def merge(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scatter, and give the whole buffer."""
+        """Scatter K and V into the buffer and return the whole buffer."""
         with self._watch.part("scatter"):
             pages = Pages((Plane(self._keys[None]), Plane(self._values[None])))
             fresh = keys.contiguous(), values.contiguous()

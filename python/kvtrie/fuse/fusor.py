@@ -1,11 +1,11 @@
-"""Fusor: makes one cache of pre-computed chunks and a query, and recomputes what matters most.
+"""Fusor: fuses pre-computed chunks and a query into a cache, recomputing the most relevant tokens.
 
-The store leases all chunks at once; each missing chunk is computed after the prefix, without the
-other chunks, and kept; then each layer is fused while the next one is loaded. The fused cache is an
-approximation: its lease commits nothing, so no other request can match its blocks.
-Invariant: a fusion that fails holds nothing. Cost: passes over the chosen tokens and the query,
-instead of all; memory in addition to the pools and the fused cache: one layer's buffer, and the
-layers in flight.
+The store leases all chunks at once. Each missing chunk is computed after the prefix, without the
+rest of the chunks, and kept. Then each layer is fused while the next layer is loaded. The fused
+cache is an approximation: its lease commits nothing, so no request can match its blocks.
+Invariant: a failed fusion holds nothing. Cost: passes over the chosen tokens and the query instead
+of all tokens. In addition to the pools and the fused cache it needs memory for the buffer of a
+single layer and for the layers in flight.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ __all__ = ["Fused", "Fusor"]
 
 _FUSED = b"fused"
 _RATIO = 0.15
-"""Share of the chunks' tokens that is recomputed where nothing else chooses (CacheBlend)."""
+"""Default share of chunk tokens to recompute (CacheBlend)."""
 
 _MOST = 2**32 - 1
 _MOST_SEED = 2**64 - 1
 _RANK_DEPTHS = (0.4, 0.65)
-"""First and last layer whose attention "question" ranks by, as shares of the depth."""
+"""First and last ranking layer of "question", as shares of the depth."""
 
 
 class Fused:
-    """One fused sequence, as long as it is open; a context manager. `Fusor.fuse` makes it.
+    """A fused sequence and its cache, a context manager. `Fusor.fuse` returns it.
 
     Args:
-        fusion: the run, which has ended.
+        fusion: the finished run.
         memory: memory of the fused cache.
         cache: the engine's cache over that memory.
         log: the record of the run.
@@ -74,14 +74,13 @@ class Fused:
 
     Attributes:
         ids: int64 `(1, T)`, prefix, chunks and query, on the decoder's device.
-        cache: what the engine takes as its cache: all tokens but the last one; it grows.
-        lease: holds the blocks of the cache, `lease.slots(0)` is the block table; None without a
-            store. Nothing is ever committed to it.
-        log: what was reused and computed, and how long it took.
-        quality: how near it is to a full prefill, and how that was estimated.
-        cost_ns: time of the passes that recompute, those made to select included, in nanoseconds of
-            the device.
-        deviation: per layer that computed any, its chunks' tokens by their deviation.
+        cache: cache object for the engine with all tokens but the last. It grows.
+        lease: holds the blocks of the cache, never committed. `lease.slots(0)` is the block table.
+            None without a store.
+        log: reused and computed tokens, and times.
+        quality: estimated closeness to a full prefill.
+        cost_ns: device time of the recomputation, including selection passes, nanoseconds.
+        deviation: for each layer with computed tokens, its chunk tokens by deviation.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class Fused:
         return f"Fused({self.ids.shape[1]} tokens, {self.log.computed:.0%} of chunks computed)"
 
     def close(self) -> None:
-        """Free its blocks, at once. Closing twice does nothing; the cache raises `ClosedError`."""
+        """Free its blocks at once. Idempotent. Later use of the cache raises `ClosedError`."""
         self._memory.close()
 
 
@@ -120,27 +119,28 @@ class Fusor:
 
     Args:
         decoder: the model, layer by layer.
-        store: where chunks are found and kept; None where all come with their K and V.
-        select: a way to choose tokens: a name or a function, see `kvtrie.fuse.select`, or a
-            measured `DeviationProfile`, whose rankings also say which tokens further layers keep.
-        ratio: share of the chunks' tokens to recompute; the first chunk after the prefix is exact,
-            its share goes to the others. Several, falling: one per layer from layer 0 on, the last
-            one for all further layers; each layer keeps those tokens of the layer before that
-            deviated most. A `DeviationProfile` gives its shares. By default the controller
-            chooses, and .15 without one.
-        at: the layer at which "keys" and "values" look; all below it are computed in full. 2 by
-            default, or the last one.
-        rank_layers: the layers whose attention "question" ranks by, those from 0.4 to 0.65 of the
-            depth by default; the pass of the query's tokens that ranks goes up to the last of them.
-        controller: chooses the ratio of each request unless `ratio` is given, and measures all.
+        store: store of the chunks. None if all chunks come with their K and V.
+        select: selection of tokens: a name or a function, see `kvtrie.fuse.select`, or a measured
+            `DeviationProfile`. The rankings of a profile also narrow the tokens of further layers.
+        ratio: share of chunk tokens to recompute. The first chunk after the prefix is exact, and
+            its share goes to the rest of the chunks. A falling sequence has a ratio per layer from
+            layer 0 on, the last for all further layers. Each layer then keeps the tokens with the
+            largest deviation at the previous layer. A `DeviationProfile` gives its shares. By
+            default the controller chooses, or without a controller .15.
+        at: layer compared by "keys" and "values". All lower layers are computed in full. By default
+            2, or the last layer of a smaller model.
+        rank_layers: layers with the attention for "question", by default from 0.4 to 0.65 of the
+            depth. The ranking pass of the query's tokens ends at the last of these layers.
+        controller: chooses the ratio of each request unless `ratio` is given, and measures all
+            fusions.
         monitor: watches the result and adds to the ratio.
-        reserve: tokens after the query to make room for at once; otherwise room grows with every
+        reserve: tokens after the query to reserve room for at once. Otherwise room grows with every
             pass.
-        seed: of what is drawn.
+        seed: seed of random choices.
 
     Raises:
-        ConfigError: an unknown way, ratios that are not from 0 to 1 or that rise, layers that the
-            model does not have, or a store of another model's KV.
+        ConfigError: an unknown selection, ratios out of range or rising, missing layers, or a store
+            with the KV of a different model.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Fusor:
             self._rank_layers = tuple(whole("rank_layers", one, 0, layers - 1) for one in given)
         if not self._rank_layers:
             raise ConfigError("rank_layers is (): at least one layer wanted")
-        # Of a function, only its first fusion shows how many layers it waits for.
+        # The first fusion shows how many layers a selection function waits for.
         by_question = isinstance(select, str) and "question" in select.split("+")
         self._waits = max(self._rank_layers) + 1 if by_question else 0
         self._reserve = whole("reserve", reserve, 0, _MOST)
@@ -190,15 +190,15 @@ class Fusor:
     def fuse(self, context: Context) -> Fused:
         """Fuse a context.
 
-        Fusions over one store take turns, also those of other Fusors and threads, so that the
-        loads of one do not wait for another's. Passes over fused caches do not wait for a fusion.
+        Fusions over the same store take turns, across Fusors and threads, so that their loads do
+        not wait for each other. Passes over fused caches do not wait for a fusion.
 
         Raises:
-            ConfigError: a token that the model has no embedding of, the model does not pass the
-                gate at this length, it has changed since the
-                store's KV was made, or a chunk's own K and V do not fit it.
-            NoSpaceError: the first tier has no room; nothing is held then.
-            TransferError: moves that all wait for cannot be carried out.
+            ConfigError: a token without an embedding, the model does not pass the gate at this
+                length or has changed since the store's KV was computed, or a chunk's own K and V
+                do not fit the model.
+            NoSpaceError: the first tier has no room. Nothing is held then.
+            TransferError: required moves have failed.
         """
         with nullcontext() if self.store is None else self.store.lock:
             return self._in_turn(context)
@@ -303,7 +303,7 @@ class Fusor:
             raise
 
     def _compute(self, fetch: Fetch, part: Part) -> None:
-        """Compute a part after the prefix, without the other chunks, and keep it."""
+        """Compute a part directly after the prefix and keep it."""
         compute(
             self.decoder,
             torch.as_tensor(part.sequence, device=self.decoder.device),
@@ -334,7 +334,7 @@ class Fusor:
         return Tensors(decoder.layers, decoder.widths, room, decoder.dtype, decoder.device)
 
     def _check(self) -> None:
-        """Refuse a store whose KV is another model's, or whose first tier is on another device."""
+        """Refuse a store with the KV of a different model or the first tier on another device."""
         if self.store is None:
             return
         executor = self.store.executor
@@ -345,7 +345,7 @@ class Fusor:
                 "adapters or RoPE settings make other KV; use a separate store"
             )
         pool = sole_pool(executor.pools[0], "that a model could compute in")
-        LayerwiseEngine.of(executor)  # refuses settings that fusion cannot follow
+        LayerwiseEngine.of(executor)  # refuses settings not supported by fusion
         heads, *dims = self.decoder.widths
         here = (self.decoder.layers, heads, *dims, self.decoder.dtype, self.decoder.device.type)
         keys, values = pool.keys, pool.values
@@ -357,7 +357,7 @@ class Fusor:
             )
 
     def _fits(self, context: Context) -> None:
-        """Refuse K and V of chunks that are not the model's."""
+        """Refuse chunks with K and V of wrong shapes or formats."""
         heads, *dims = self.decoder.widths
         for at, chunk in enumerate(context.chunks):
             if chunk.kv is None:
@@ -378,13 +378,13 @@ class Fusor:
 
 
 def _default_rank_layers(layers: int) -> tuple[int, ...]:
-    """The layers that "question" ranks by where none are given."""
+    """Return the default ranking layers of "question"."""
     low, high = (int(part * layers) for part in _RANK_DEPTHS)
     return tuple(range(low, high + 1))
 
 
 def _ratios(given: object) -> tuple[float, ...]:
-    """Check a ratio, or several that fall; none is for a controller."""
+    """Check a ratio or a falling sequence of ratios. None leaves the choice to a controller."""
     if given is None:
         return ()
     if isinstance(given, (numbers.Real, str, bytes)):

@@ -1,12 +1,11 @@
 """Gate: checks of a model before its first fusion.
 
-Keys that are computed at one position and rotated to the last position in use must equal keys
-computed there, and fusion that recomputes all tokens must equal the model's full prefill. No list
-of supported models is needed: tables that are read wrongly, layers that lack an input, and
-frequencies that change beyond a length all show in these two errors.
+Keys computed at the start and rotated to the last position in use must equal keys computed there,
+and fusion with all tokens recomputed must equal the model's full prefill. No list of supported
+models is needed: wrongly read tables, layers with a missing input, and frequencies changing beyond
+a length all show in these two errors.
 Invariant: a changed model and a longer context are checked again. Cost: two passes of 16 tokens up
-to attention, once per length that is longer than all before; four passes over at most 48 tokens
-once per model.
+to attention for every new longest length, and four passes over at most 48 tokens once per model.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["divergence", "pass_gate", "rotation_error"]
 
 _LEAST = 1e-3
-"""Largest error of a turned key, of its norm; wrong tables give about 1."""
+"""Largest error of a rotated key, relative to its norm. Wrong tables give about 1."""
 
 _SHORT = 48
 _KEYS = 16
@@ -40,15 +39,15 @@ _passed: WeakKeyDictionary[DecoderLayers, tuple[object, int]] = WeakKeyDictionar
 
 
 def pass_gate(decoder: DecoderLayers, ids: torch.Tensor) -> None:
-    """Check a model, unless it has passed with a context as long.
+    """Check a model, unless it has passed with a context of this length.
 
     Args:
         decoder: the model.
-        ids: int64 `(T,)`, the tokens that will be fused.
+        ids: int64 `(T,)`, the tokens to fuse.
 
     Raises:
-        ConfigError: a turned key is another than the one computed there, with the length and the
-            error; or fusion at ratio 1 is another than the full prefill.
+        ConfigError: a rotated key differs from the key computed there, with the length and the
+            error, or fusion at ratio 1 differs from the full prefill.
     """
     name, longest = _passed.get(decoder, (None, 0))
     mine = decoder.identity()
@@ -56,7 +55,7 @@ def pass_gate(decoder: DecoderLayers, ids: torch.Tensor) -> None:
         longest = 0
     if len(ids) <= longest:
         return
-    # A format with few digits rounds what is compared: 2^-8 of bfloat16, twice and added up.
+    # Both compared keys are rounded to the format, for bfloat16 to 2^-8.
     allowed = max(_LEAST, 4 * torch.finfo(decoder.dtype).eps)
     error = rotation_error(decoder, ids)
     if not error <= allowed:
@@ -80,10 +79,10 @@ def pass_gate(decoder: DecoderLayers, ids: torch.Tensor) -> None:
 def rotation_error(decoder: DecoderLayers, ids: torch.Tensor) -> float:
     """Return the largest relative error of keys rotated from a sequence's start to its end.
 
-    Keys of the first 16 tokens at positions from 0 on, computed as those of a short chunk are, are
-    rotated to the last positions of `len(ids)` tokens and compared with keys computed there; at
-    layer 0 and the first layer of each further set of tables. A token whose key is zero, as a
-    padding token's may be, says nothing.
+    Keys of the first 16 tokens, computed at positions from 0 on as in a short chunk, are rotated to
+    the last positions of `len(ids)` tokens and compared with keys computed there. This is done at
+    layer 0 and at the first layer of each further set of tables. Zero keys, for example of padding
+    tokens, are ignored.
     """
     length = len(ids)
     some = ids[:_KEYS]
@@ -110,13 +109,13 @@ def rotation_error(decoder: DecoderLayers, ids: torch.Tensor) -> float:
 
 @torch.no_grad()
 def divergence(truth: torch.Tensor, mine: torch.Tensor) -> float:
-    """KL(truth || mine) of two rows of logits, in nats, summed in fp64."""
+    """Return KL(truth || mine) of two rows of logits, in nats, summed in fp64."""
     right, got = (each.double().log_softmax(dim=-1) for each in (truth, mine))
     return float((right.exp() * (right - got)).sum().clamp(min=0.0))
 
 
 def _full_recompute(decoder: DecoderLayers, ids: torch.Tensor) -> float:
-    """How far fusion at ratio 1 is from the engine's full prefill, of the largest logit."""
+    """Return the largest error of fusion at ratio 1 relative to the largest prefill logit."""
     short = ids[:_SHORT]
     third = max(1, len(short) // 3)
     parts = [part for part in (short[:third], short[third : 2 * third]) if len(part)]

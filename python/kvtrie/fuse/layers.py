@@ -1,9 +1,9 @@
-"""DecoderLayers: a model as the fusor drives it, one layer at a time, at any positions.
+"""DecoderLayers: the fusor's interface to a model, layer by layer, at any positions.
 
-Each engine that fuses has one; the fusor knows no engine. Tensors have no batch axis: a pass is
-over tokens of one sequence, at any positions.
+Each engine with support for fusion implements it, so the fusor knows no engine. Tensors have no
+batch axis: a pass is over tokens of a single sequence, at any positions.
 Invariant: a layer attends with explicit positions, a token to all keys at positions up to its own.
-Cost: that of the layer over the given tokens.
+Cost: the layer's computation over the given tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["DecoderLayers"]
 
 
 class DecoderLayers(Protocol):
-    """One model."""
+    """A model, layer by layer."""
 
     @property
     def layers(self) -> int:
@@ -48,19 +48,19 @@ class DecoderLayers(Protocol):
 
     @property
     def vocabulary(self) -> int:
-        """Size of the embedding table: token ids are below."""
+        """Size of the embedding table: the end of the token ids."""
         ...
 
     def identity(self) -> object:
-        """Equal as long as the model computes the same: same weights, same adapters."""
+        """Return a value to compare models: equal for the same weights and adapters."""
         ...
 
     def ropes(self, length: int) -> Sequence[Rope | None]:
-        """Return per layer the tables that rotate its keys in a sequence of `length` tokens.
+        """Return the rotation tables of each layer for a sequence of `length` tokens.
 
-        cos and sin are fp32 `(length, width / 2)` without any scale, so that R(q) R(p)^-1 rotates a
-        key from position p to q (RoFormer, equation 15). None for a layer whose keys are not
-        rotated; layers with equal tables have one object.
+        cos and sin are fp32 `(length, width / 2)` without any scale, so R(q) R(p)^-1 rotates a key
+        from position p to q (RoFormer, equation 15). None for a layer without rotation. Layers with
+        equal tables share an object.
         """
         ...
 
@@ -78,17 +78,17 @@ class DecoderLayers(Protocol):
         *,
         weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compute one layer of some tokens.
+        """Compute a layer for some tokens.
 
         Args:
-            index: which layer.
+            index: index of the layer.
             hidden: `(n, hidden)`, states before it.
             positions: int64 `(n,)`, ascending, of the tokens.
-            length: tokens of the sequence, which are the keys.
-            merge: takes the tokens' K `(n, kv_heads, head_dim)`, rotated to their positions, and V;
-                returns those of the whole sequence, in the order of positions.
-            weights: fp32 `(length,)`; the attention to each key, summed over the tokens and all
-                query heads, is added. None does not compute it.
+            length: tokens of the sequence, the number of keys.
+            merge: takes the tokens' K `(n, kv_heads, head_dim)`, rotated to their positions, and V.
+                Returns K and V of the whole sequence, in the order of positions.
+            weights: fp32 `(length,)`, to which the attention to each key is added, summed over the
+                tokens and all query heads. None does not compute it.
 
         Returns:
             Output `(n, hidden)` of the layer.
@@ -101,10 +101,10 @@ class DecoderLayers(Protocol):
         """Return K and V of some tokens at a layer, without running it.
 
         Args:
-            index: which layer.
+            index: index of the layer.
             hidden: `(n, hidden)`, states before it.
-            positions: int64 `(n,)`, to which K is rotated.
-            length: tokens of the sequence, which decides the tables of some models.
+            positions: int64 `(n,)`, the positions of K.
+            length: tokens of the sequence. Some models choose their tables by it.
 
         Returns:
             K `(n, kv_heads, head_dim)` and V `(n, kv_heads, v_head_dim)`.
@@ -115,7 +115,7 @@ class DecoderLayers(Protocol):
         """Return V of some tokens at a layer: only its norm and `v_proj` run.
 
         Args:
-            index: which layer.
+            index: index of the layer.
             hidden: `(n, hidden)`, states before it.
 
         Returns:
@@ -135,7 +135,7 @@ class DecoderLayers(Protocol):
         """Return the engine's cache object over a fused cache.
 
         Args:
-            kv: the memory, to which the engine appends.
-            length: number of tokens that it has.
+            kv: the memory. The engine appends to it.
+            length: number of tokens in it.
         """
         ...

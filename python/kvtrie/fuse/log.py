@@ -1,7 +1,7 @@
-"""Log: what one fusion reused, what it computed, and how long each part took.
+"""Log: reused and computed tokens of a fusion, and the time of each part.
 
-Invariant: `computed` counts the chunks' own tokens alone, neither prefix nor query. Cost: a bit per
-token and layer.
+Invariant: `computed` counts only chunk tokens, neither prefix nor query. Cost: a byte per token and
+layer.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ Part = Literal["wait", "layout", "select", "recompute", "scatter", "absent"]
 
 
 class Reused(NamedTuple):
-    """Outcome of one chunk of a context.
+    """Outcome of a chunk of a context.
 
     Attributes:
-        tokens: how many it has.
-        reused: of those, how many are reused at every layer.
-        bytes: of K and V that are reused, over all layers.
-        state: "hit" was found, "absent" was computed alone and kept, "lost" was found and had to be
-            computed alone midway, because its KV was damaged or went away, "given" came with its
-            KV.
-        exact: whether its KV needs no recomputation: it is the first chunk after the prefix.
+        tokens: number of its tokens.
+        reused: number of its tokens reused at every layer.
+        bytes: reused bytes of K and V, over all layers.
+        state: "hit" for cached KV, "absent" for a chunk computed and kept, "lost" for a chunk
+            computed after its load failed, "given" for KV from the caller.
+        exact: whether its KV equals a full prefill, so that no token is recomputed.
     """
 
     tokens: int
@@ -51,16 +50,14 @@ class FusionLog:
 
     Attributes:
         chunks: outcome of each chunk, in the order of the context.
-        grid: bool `(layers, tokens)`: what was computed, of prefix, chunks and query, the last
-            token of the query left out.
+        grid: bool `(layers, tokens)`: computed tokens of prefix, chunks and query, without the last
+            token of the query.
         span: columns of the chunks' tokens in `grid`, from the first to the end, exclusive.
-        ratio: share of the chunks' tokens that was to be computed.
-        nanoseconds: by part: "wait" for layers that are loaded, "layout" of buffers and turning,
-            "select" ranking and what is not a pass, "recompute" passes of the model, those made
-            to select included, "scatter" fresh K and V within them, "absent" computing chunks
-            that were not there.
-        waits: layers whose loads the selection waited for before a token was recomputed, to rank by
-            the query's attention.
+        ratio: requested share of chunk tokens to compute.
+        nanoseconds: by part: "wait" for loads of layers, "layout" of buffers and rotation, "select"
+            for ranking, "recompute" for passes of the model, including selection passes, "scatter"
+            for writes of fresh K and V within them, "absent" for computing missing chunks.
+        waits: layers loaded before the first recomputed token, to rank by the query's attention.
         load_ns: busy time of the manager's lanes during the fusion; 0 without a store.
     """
 
@@ -74,19 +71,19 @@ class FusionLog:
 
     @property
     def reused(self) -> list[int]:
-        """Per chunk, its tokens that are reused at every layer."""
+        """Per chunk, the number of tokens reused at every layer."""
         return [chunk.reused for chunk in self.chunks]
 
     @property
     def shares(self) -> list[float]:
-        """Per layer, the share of the chunks' tokens that was computed."""
+        """Per layer, the computed share of chunk tokens."""
         return [float(layer.mean()) if layer.size else 0.0 for layer in self._chunks]
 
     @property
     def overlaps(self) -> list[float]:
-        """Per layer from 1 on, the share of its computed tokens that the one before computed too.
+        """Per layer from 1 on, the share of its tokens also computed at the previous layer.
 
-        1 for a layer that computed none.
+        1 for a layer without computed tokens.
         """
         rows = self._chunks
         return [
@@ -96,12 +93,12 @@ class FusionLog:
 
     @property
     def computed(self) -> float:
-        """The share of the chunks' (token, layer) pairs that was computed."""
+        """Computed share of the chunks' (token, layer) pairs."""
         return float(self._chunks.mean()) if self._chunks.size else 0.0
 
     @property
     def layers_full(self) -> int:
-        """Layers at which every token of the chunks that may be wrong was computed."""
+        """Number of layers at which all tokens of inexact chunks were computed."""
         exact = sum(chunk.tokens for chunk in self.chunks if chunk.exact)
         return int((self._chunks.sum(axis=1) >= self._chunks.shape[1] - exact).sum())
 
@@ -126,7 +123,7 @@ class FusionLog:
 class Stopwatch:
     """Time of each part of a fusion: by the clock, on a GPU by events of its stream.
 
-    Parts nest: the inner one's time is not the outer one's.
+    Parts nest: the time of an inner part is not counted in the outer part.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -136,7 +133,7 @@ class Stopwatch:
 
     @contextmanager
     def part(self, name: Part) -> Generator[None]:
-        """Count what runs inside as a part's."""
+        """Count the time inside the `with` block for a part."""
         self._open.append(name)
         self._mark()
         try:
@@ -146,7 +143,7 @@ class Stopwatch:
             self._mark()
 
     def read(self) -> dict[Part, int]:
-        """Return nanoseconds by part; on a GPU this waits for the work that was submitted."""
+        """Return nanoseconds by part. On a GPU this waits for the submitted work."""
         if self._cuda and self._marks:
             self._marks[-1][1].synchronize()
         total: dict[Part, int] = {}

@@ -1,6 +1,6 @@
 """Lookup: results of a `CacheStore` for chunks, and its hit and load figures.
 
-Invariant: plain values; nothing here is held or moved. Cost: none.
+Invariant: plain values, without leases. Cost: none.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["ChunkFeedback", "Found", "Lookup", "Miss"]
 
 
 class Found(NamedTuple):
-    """A chunk whose KV is cached completely.
+    """A completely cached chunk.
 
     Attributes:
         chunk: its tokens.
-        key: 32 bytes that name it.
-        tier: kind of the slowest tier that a part of it must come from.
-        tokens: number of its tokens: all have KV.
+        key: its name, 32 bytes.
+        tier: kind of the slowest tier needed to load it.
+        tokens: number of its tokens, all with KV.
     """
 
     chunk: NDArray[np.int64]
@@ -32,13 +32,13 @@ class Found(NamedTuple):
 
 
 class Miss(NamedTuple):
-    """A chunk that must be computed.
+    """A chunk to compute.
 
     Attributes:
         chunk: its tokens.
-        key: 32 bytes that name it.
-        kind: "absent" if none of its KV is cached, "partial" if that of its first blocks is.
-        tokens: number of its tokens that have KV.
+        key: its name, 32 bytes.
+        kind: "absent" without cached KV, "partial" if its first blocks are cached.
+        tokens: number of its tokens with cached KV.
     """
 
     chunk: NDArray[np.int64]
@@ -48,11 +48,11 @@ class Miss(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """Chunks of a text that were found, and those that were not.
+    """Found and missed chunks of a text.
 
     Attributes:
-        found: those that are there.
-        missed: those that must be computed.
+        found: completely cached chunks.
+        missed: chunks to compute.
     """
 
     found: list[Found]
@@ -64,13 +64,13 @@ class ChunkFeedback:
     """Hit and load figures of a store, from which a controller chooses the ratio.
 
     Attributes:
-        hit_rate: by kind of tier, the share of all full blocks of the chunks looked up by this
-            store that was found there, on the fastest of its tiers.
-        fetch_ns: by kind of tier, the mean time of a load from there; 0 if there was none.
-        bandwidth: by name of lane, the share of the time since the store was made in which the
-            executor saw it carry something, for any client.
-        chunks: chunks that were looked up.
-        missed: chunks whose KV was not cached completely.
+        hit_rate: by kind of tier, its share of all full blocks looked up by this store. A block
+            counts for its fastest tier.
+        fetch_ns: by kind of tier, the mean time of a load, 0 without loads.
+        bandwidth: by name of lane, its busy share of the time since the store was created, for all
+            clients of the executor.
+        chunks: number of chunks looked up.
+        missed: number of chunks not cached completely.
     """
 
     hit_rate: dict[str, float]

@@ -1,7 +1,6 @@
-"""InMemory: chunks that come with their K and V, where there is no store; a fetch without a lease.
+"""InMemory: chunks with K and V from the caller, used without a store as a fetch without a lease.
 
-Invariant: as a store's fetch: layers are read one after another, and what is read is the chunk's
-own. Cost: none.
+Invariant: `read` copies only a chunk's own K and V. Cost: none.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ __all__ = ["InMemory", "LoosePart"]
 
 
 class LoosePart:
-    """One chunk.
+    """A chunk with its K and V.
 
     Attributes:
         tokens: int64 `(n,)`.
-        at: the position at which K of the first one is turned.
+        at: position of the first token, to which its K is rotated.
         state: "given".
     """
 
@@ -59,18 +58,18 @@ class InMemory:
         self.order = tuple(range(len(chunks)))
 
     def absent(self) -> Iterator[LoosePart]:
-        """Nothing."""
+        """Return an empty iterator: all chunks have K and V."""
         return iter(())
 
     def wait(self, layer: int) -> list[LoosePart]:  # noqa: ARG002 - all layers are there
-        """Nothing is lost."""
+        """Return an empty list: no load can fail."""
         return []
 
     def read(self, part: LoosePart, layer: int, out: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Copy K and V `(n, heads, dim)` of a layer to `out`."""
-        assert part.kv is not None  # noqa: S101 - looked at above
+        assert part.kv is not None  # noqa: S101 - checked by `InMemory`
         for here, there in zip(out, part.kv[layer], strict=True):
             here.copy_(there)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is no lease."""

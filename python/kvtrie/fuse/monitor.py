@@ -1,11 +1,10 @@
-"""Monitor: watches how far fused attention is from full attention, and raises the ratio.
+"""Monitor: estimates the quality of fusions and raises the ratio when it is low.
 
-Every fusion is probed: a few tokens that were not chosen are computed as well, and the error of
-their V estimates the error of the rest. Some requests are also compared with a full prefill, which
-is the truth and costs one. A score below the threshold raises the ratio by a step; after some good
-requests in a row it falls by one again.
-Invariant: what is added to the ratio is at least 0 and at most 1. Cost: the probed tokens in every
-fusion; a full prefill in `rate` of them.
+Every fusion computes a few more tokens as probes, and the error of their V estimates the error of
+the remaining tokens. Some requests are also compared with a full prefill. A score below the
+threshold raises the ratio by a step. After some good requests in a row the ratio falls by a step.
+Invariant: the addition to the ratio is from 0 to 1. Cost: the probed tokens in every fusion, and a
+full prefill in the share `rate` of fusions.
 """
 
 from __future__ import annotations
@@ -24,17 +23,16 @@ _MOST = 2**32 - 1
 
 
 class Quality(NamedTuple):
-    """How near fused attention is to that of a full prefill.
+    """Closeness of fused attention to the attention of a full prefill.
 
     Attributes:
-        score: from 0 to 1, the nearer the higher; None where nothing was looked at.
+        score: from 0 to 1, 1 for equal results. None if not estimated.
         how: "full prefill": e^-KL of the next token's distribution. "attention": 1 - d m, where d
             is the root mean square error of V of probed tokens relative to V, the mean over
-            layers, and m the share of the query's attention to reused tokens that falls on those
-            that were not computed. "count": 1 - d m as well, with m the share of tokens that were
-            not computed. "exact": reused KV is that of a full prefill. "nothing": not estimated,
-            nothing was recomputed.
-        kl: of a full prefill, in nats; None otherwise.
+            layers, and m the uncomputed tokens' share of the query's attention to candidates.
+            "count": 1 - d m as well, with m the share of uncomputed tokens. "exact": reused KV
+            equals a full prefill. "nothing": not estimated, because no token was recomputed.
+        kl: KL divergence from a full prefill, in nats, None without a full prefill.
     """
 
     score: float | None
@@ -44,21 +42,21 @@ class Quality(NamedTuple):
 
 @dataclass(slots=True)
 class Monitor:
-    """The knobs, and what is added to the ratio now.
+    """Settings and the current addition to the ratio.
 
     Attributes:
-        rate: share of requests that are compared with a full prefill.
+        rate: share of requests to compare with a full prefill.
         threshold: scores below it raise the ratio.
-        step: by how much it rises, and falls.
-        good: requests in a row at or above the threshold after which it falls.
-        probe: tokens that each fusion computes only to look at.
-        extra: what is added to the ratio now.
-        raised: how often it has risen.
-        lowered: how often it has fallen.
-        lock: held by each method, so that Fusors of several threads may share a monitor.
+        step: change of the ratio per rise or fall.
+        good: number of successive requests at or above the threshold before the ratio falls.
+        probe: tokens computed by each fusion only to estimate the error.
+        extra: current addition to the ratio.
+        raised: number of rises.
+        lowered: number of falls.
+        lock: held by each method, so Fusors of several threads may share a monitor.
 
     Raises:
-        ConfigError: a number that cannot be.
+        ConfigError: a number out of range.
     """
 
     rate: float = 0.01
@@ -83,7 +81,7 @@ class Monitor:
 
     @in_turn
     def samples(self) -> bool:
-        """Return whether to compare the next request with a full prefill: each 1 / rate-th is."""
+        """Return whether to compare the next request with a full prefill, with frequency `rate`."""
         self._credit += self.rate
         if self._credit < 1 - 1e-9:
             return False
@@ -92,12 +90,12 @@ class Monitor:
 
     @in_turn
     def ratio(self, base: float) -> float:
-        """Return a ratio with what is added to it now."""
+        """Return a ratio plus the current addition, at most 1."""
         return min(1.0, base + self.extra)
 
     @in_turn
     def saw(self, quality: Quality) -> None:
-        """Take the score of a request."""
+        """Update the addition from the score of a request."""
         if quality.score is None:
             return
         if quality.score < self.threshold:

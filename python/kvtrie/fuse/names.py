@@ -1,10 +1,10 @@
-"""Names: the stored sequence of a chunk, its name, and the chunk that has a name.
+"""Names: the stored sequence of a chunk, its name, and the lookup of a chunk by name.
 
-A name is a hash of all that decides whether a chunk matches. It cannot be inverted, so a process
-remembers the names it has seen, and searches for others among all blocks: the label of a block has
-its tokens and the key of the block before it, so paths can be read back and hashed.
+A name is a hash of everything a match depends on. It cannot be inverted, so a process remembers the
+names it has seen and searches all blocks for an unknown name. The label of a block has its tokens
+and the key of the previous block, so paths can be read back and hashed.
 Invariant: two names are equal exactly if model, tenant, adapter, prefix, tokens and digests are.
-Cost: a lookup for a name that is remembered; otherwise a hash per token of all blocks, once.
+Cost: a lookup for a remembered name, otherwise a hash per token of all blocks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["FILLER", "Location", "Names", "paths"]
 
 FILLER = 0
-"""The token that fills the last block of a chunk."""
+"""Token to fill the last block of a chunk."""
 
 _LABEL = b"chunk"
 _MOST = 1 << 14
@@ -38,12 +38,12 @@ _COST_BYTES = 8
 
 
 class Location(NamedTuple):
-    """One copy of some layers of a chunk's block.
+    """A copy of some layers of a chunk's block.
 
     Attributes:
-        block: index of the block, from 0 for the one with the chunk's first token.
+        block: index of the block, from 0 for the block of the chunk's first token.
         tier: kind of the tier.
-        slots: its slot there, or with layer slots one for each of the layers.
+        slots: its slot there, or a slot per layer on a tier with layer slots.
         layers: first layer, and the end, exclusive.
     """
 
@@ -54,11 +54,11 @@ class Location(NamedTuple):
 
 
 class Names:
-    """The names and sequences of the chunks of a store, and the names that were seen last.
+    """The names and sequences of the chunks of a store, and the names seen last.
 
     Args:
-        identity: the model's.
-        scope: of the chunks; its offsets count from a chunk's first token.
+        identity: fingerprint of the model.
+        scope: scope of the chunks. Its offsets count from a chunk's first token.
         prefix: int64, the tokens before every chunk.
         block_tokens: tokens of a block.
     """
@@ -73,7 +73,7 @@ class Names:
         self._seen: OrderedDict[bytes, NDArray[np.uint32]] = OrderedDict()
 
     def scope_of(self, tokens: int) -> Scope:
-        """Return the scope of the prefix and a chunk of `tokens` tokens as one sequence."""
+        """Return the scope of the sequence of the prefix and a chunk of `tokens` tokens."""
         if not self._scope.extra:
             return self._scope
         offset = len(self.prefix)
@@ -101,16 +101,16 @@ class Names:
             self._seen.popitem(last=False)
 
     def get(self, key: bytes) -> NDArray[np.int64] | None:
-        """Return the tokens of a chunk, if it is remembered."""
+        """Return the tokens of a remembered name, else None."""
         seen = self._seen.get(key)
         return None if seen is None else seen.astype(np.int64)
 
     def recall(self, key: bytes, indices: Iterable[Index]) -> NDArray[np.int64] | None:
-        """Return the tokens of a chunk by what is there of it; None if nothing of it is there.
+        """Search the tiers for the tokens of a chunk. Return None if it is not cached.
 
         Args:
             key: its name.
-            indices: what `BlockManager.index` gives of tiers.
+            indices: results of `BlockManager.index` for the tiers.
         """
         offset = len(self.prefix)
         changes = {at for at, _ in self._scope.extra}
@@ -146,7 +146,7 @@ def paths(indices: Iterable[Index]) -> Iterator[NDArray[np.int64]]:
     """Yield the token sequence of each path of blocks, from its first known block to a leaf.
 
     Args:
-        indices: what `BlockManager.index` gives of tiers.
+        indices: results of `BlockManager.index` for the tiers.
     """
     blocks: dict[bytes, tuple[bytes, bytes]] = {}
     for index in indices:
@@ -167,10 +167,10 @@ def _path(blocks: Mapping[bytes, tuple[bytes, bytes]], key: bytes) -> NDArray[np
 
 
 def _record(label: bytes) -> tuple[bytes, bytes]:
-    """The key of the block before, and the tokens, of a block's label.
+    """Return the key of the previous block, and the tokens, from a block's label.
 
-    The label is as the core writes it: how the block was used, 32 bytes and perhaps a cost, then
-    its record: version, scope, digests, tokens, the key before it.
+    Layout of the label, written by the core: 32 bytes of usage, perhaps a cost, then the record:
+    version, scope, digests, tokens, key of the previous block.
     """
     priced = _USAGE.unpack_from(label)[5]
     begin = _USAGE.size + (_COST_BYTES if priced else 0)
@@ -180,11 +180,11 @@ def _record(label: bytes) -> tuple[bytes, bytes]:
 
 
 def _bytes(tokens: NDArray[np.int64]) -> bytes:
-    """Tokens as they are hashed."""
+    """Return the bytes of tokens to hash."""
     return tokens.astype("<u4").tobytes()
 
 
 def _sealed(name: hashlib.blake2b, tokens: int) -> bytes:
-    """Append the number of tokens and return the hash: no other split gives the same input."""
+    """Append the number of tokens and return the hash, so the input has a unique split."""
     name.update(tokens.to_bytes(8, "little"))
     return name.digest()

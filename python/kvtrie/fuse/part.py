@@ -1,6 +1,6 @@
-"""Part: a distinct chunk of a request, or its prefix, while it is held.
+"""Part: a distinct chunk of a request, or its prefix, while it is leased.
 
-Invariant: a part that is "hit" is leased whole. Cost: plain values, filled in by `Fetch`.
+Invariant: the lease of a "hit" covers its whole sequence. Cost: plain values, filled in by `Fetch`.
 """
 
 from __future__ import annotations
@@ -31,20 +31,19 @@ class Part:
 
     Attributes:
         tokens: its own tokens, int64 `(n,)`.
-        key: 32 bytes that name it.
-        at: the position that K of its first token is rotated to.
+        key: its name, 32 bytes.
+        at: position of its first token, to which its K is rotated.
         sequence: the stored tokens, int64: the prefix, its tokens, and the filler up to the end of
-            a block, which is computed like the rest. Empty for one that was given.
-        state: "hit" if its KV is there or on its way, "absent" if it must be computed, "lost" if it
-            must be since its load failed, "given" if the caller brought it.
-        start: position in `sequence` from which on it must be computed; its end for a hit.
-        tiers: number of its tokens that were found, without the prefix, by the kind of the tier
-            they come from.
-        blocks: number of its blocks that were found, by the kind of the tier.
-        given: K `(n, kv_heads, head_dim)` and V per layer of a part that is "given".
-        lease: holds its blocks; None for one that is given, or waits for the prefix.
-        loads: the loads of its lease that have not ended; None without any.
-        rows: int64 `(layers, blocks)`, the first tier's units of its sequence.
+            a block, computed like all tokens. Empty for a "given" part.
+        state: "hit" if its KV is cached or loading, "absent" if it must be computed, "lost" if it
+            must be computed after a failed load, "given" for KV from the caller.
+        start: position in `sequence` of the first token to compute, the end for a hit.
+        tiers: number of its cached tokens, without the prefix, by kind of tier.
+        blocks: number of its cached blocks, by kind of tier.
+        given: K `(n, kv_heads, head_dim)` and V per layer of a "given" part.
+        lease: holds its blocks. None for a "given" part and while waiting for the prefix.
+        loads: the unfinished loads of its lease, None if there are none.
+        rows: int64 `(layers, blocks)`, the first tier's slots of its sequence.
     """
 
     tokens: NDArray[np.int64]
@@ -62,11 +61,11 @@ class Part:
 
     @property
     def found(self) -> int:
-        """Number of its tokens that were found, without the prefix."""
+        """Number of its cached tokens, without the prefix."""
         return sum(self.tiers.values())
 
     def see_origin(self, plan: Plan, manager: BlockManager) -> None:
-        """Note the tiers that its tokens and blocks come from: the slowest one of any layer counts.
+        """Record the source tiers of its tokens and blocks, by the slowest tier of any layer.
 
         Args:
             plan: the plan of its lease.

@@ -1,6 +1,6 @@
-"""Passes: how long a model's forward pass takes, over its tokens and the context before them.
+"""Passes: time of a model's forward pass by its tokens and the context before them.
 
-A pass over few tokens costs more per token than one over many: weights are read once per pass.
+A pass reads the weights once, so small passes cost more per token.
 Invariant: times never fall with more tokens or more context. Cost of a look-up: a search in a table
 of a few numbers.
 """
@@ -22,11 +22,11 @@ __all__ = ["Device", "PassTable"]
 
 
 class Device(NamedTuple):
-    """Measured speeds of the device that computes.
+    """Measured speeds of the computing device.
 
     Attributes:
-        memory_bytes_per_s: bytes that a copy within its memory reads and writes, per second.
-        flops_per_s: operations of a product of matrices in the model's format, per second.
+        memory_bytes_per_s: bytes read plus bytes written per second by a copy within its memory.
+        flops_per_s: operations per second of a matrix product in the model's format.
     """
 
     memory_bytes_per_s: float
@@ -43,7 +43,7 @@ class PassTable:
         ns: for each context a row with the time of a pass of each size, all layers, nanoseconds.
 
     Raises:
-        ConfigError: axes that do not ascend, or times that are no numbers above 0 or fall.
+        ConfigError: axes not in ascending order, or times not above 0 or falling.
     """
 
     contexts: tuple[int, ...]
@@ -63,12 +63,12 @@ class PassTable:
 
     @classmethod
     def of(cls, cells: Iterable[tuple[int, int, float]]) -> PassTable:
-        """Return the table of measured cells (context, tokens, nanoseconds), one for each pair.
+        """Return the table of measured cells (context, tokens, nanoseconds).
 
-        More tokens or more context cost no less: a time that falls is noise, and is raised.
+        Measured times that fall with more tokens or more context are noise and are raised.
 
         Args:
-            cells: for each context and each size one cell.
+            cells: a cell for each pair of context and size.
 
         Raises:
             ConfigError: a pair of context and size without a cell.
@@ -86,10 +86,10 @@ class PassTable:
         return cls(tuple(contexts), tuple(tokens), tuple(map(tuple, table.tolist())))
 
     def pass_ns(self, tokens: float, context: float) -> float:
-        """Time of a pass of `tokens` after `context` tokens, all layers, in nanoseconds.
+        """Return the time of a pass of `tokens` after `context` tokens, all layers, nanoseconds.
 
-        Interpolates linearly between the measured cells and extrapolates with the last slope; a
-        pass of fewer tokens than the smallest measured one takes as long as that. 0 for 0 tokens.
+        Interpolates linearly between the measured cells and extrapolates with the last slope. A
+        pass smaller than the smallest measured pass takes its time. 0 for 0 tokens.
         """
         if tokens <= 0:
             return 0.0
@@ -99,8 +99,8 @@ class PassTable:
 
 
 def _along(axis: Sequence[int], values: Sequence[float], at: float) -> float:
-    """Interpolate between the points of an axis; extrapolate with the last slope."""
-    if len(axis) == 1:  # in proportion: one point has no slope
+    """Interpolate between the points of an axis, or extrapolate with the last slope."""
+    if len(axis) == 1:  # a single point has no slope: scale in proportion
         return values[0] * at / axis[0] if axis[0] else values[0]
     low = min(max(bisect_right(axis, at) - 1, 0), len(axis) - 2)
     share = (at - axis[low]) / (axis[low + 1] - axis[low])

@@ -1,7 +1,7 @@
-"""Placement: whether tiers can take the blocks of chunks, asked before anything has changed.
+"""Placement: checks for room for the blocks of chunks, before any change.
 
-Invariant: nothing is changed. Cost: counters of the tiers; of a first tier a hash per block, of one
-below it a look at the copies.
+Invariant: nothing is changed. Cost: reads of the tiers' counters. In addition a hash per block for
+the first tier, a look at the copies for lower tiers.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def check_room(manager: BlockManager, sequences: Sequence[NDArray[np.int64]]) ->
     """Refuse sequences that do not fit into the first tier even when it is empty.
 
     Args:
-        manager: whose tiers.
-        sequences: int64 each, of full blocks; what they share counts once.
+        manager: manager of the tiers.
+        sequences: int64 each, of full blocks. Shared blocks count once.
 
     Raises:
-        NoSpaceError: it has fewer slots than they want.
+        NoSpaceError: the first tier has fewer slots than the sequences need.
     """
     size = manager.block_tokens
     blocks: set[int] = set()
@@ -55,18 +55,17 @@ def check_room(manager: BlockManager, sequences: Sequence[NDArray[np.int64]]) ->
 def check_place(
     manager: BlockManager, there: Sequence[MatchedBlock], blocks: int, kind: str
 ) -> None:
-    """Refuse a tier that has no room for `blocks` blocks, or that they cannot reach.
+    """Refuse an unreachable tier, or a tier without room for `blocks` blocks.
 
     Args:
-        manager: whose tiers.
-        there: those of the blocks that are cached already.
-        blocks: how many there will be.
+        manager: manager of the tiers.
+        there: the blocks already cached.
+        blocks: total number of blocks.
         kind: kind of the tier.
 
     Raises:
-        ConfigError: there is no such tier, or nothing is ever written to it or on the way to it.
-        NoSpaceError: it, or one on the way, has less room than they want: neither free nor
-            evictable.
+        ConfigError: the tier does not exist, or it or a tier on the way has `write="never"`.
+        NoSpaceError: it or a tier on the way has too few free and evictable slots.
     """
     tiers = manager.tiers
     kinds = [tier.kind for tier in tiers]

@@ -1,7 +1,7 @@
-"""Full computation of one sequence: fills chunks that no tier has, and serves the gate.
+"""Prefill: full computation of a sequence, for missing chunks and for the gate.
 
-Invariant: K and V are those of a full prefill of the sequence. Cost: that of the pass over the
-tokens from `start` on.
+Invariant: K and V equal a full prefill of the sequence. Cost: the pass over the tokens from `start`
+on.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def compute(
     """Compute tokens of a sequence from `start` on, all layers.
 
     Args:
-        decoder: computes.
+        decoder: the model.
         ids: int64 `(T,)`, the whole sequence.
-        write: takes a layer, and K `(T - start, kv_heads, head_dim)` and V of it.
-        start: tokens before it have KV already.
-        past: gives K and V `(start, ...)` of those at a layer.
+        write: takes the index of a layer, its K `(T - start, kv_heads, head_dim)` and its V.
+        start: number of first tokens with KV.
+        past: returns K and V `(start, ...)` of the first tokens at a layer.
 
     Returns:
         Output `(T - start, hidden)` of the last layer.

@@ -1,6 +1,6 @@
-"""Profile: measured speeds of a machine, as `kvtrie profile` wrote them to a file.
+"""Profile: measured speeds of a machine, from a file of `kvtrie profile`.
 
-Invariant: a file that is no profile is refused whole. Cost: of reading a small file.
+Invariant: an invalid file is refused whole. Cost: reading a small file.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ __all__ = ["Profile", "load_profile"]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A profile as `kvtrie profile` wrote it.
+    """A profile written by `kvtrie profile`.
 
     Attributes:
-        cost: what `BlockManager(cost=...)` takes; None if no model was measured.
-        lanes: by name, what `Tier(read=..., store=...)` take.
-        both: by kind of tier, how much longer a load takes while a store runs the other way, as a
-            share.
-        passes: times of the model's passes; None if no model was measured.
-        device: speeds of the device that computes; None if they were not measured.
+        cost: cost for `BlockManager(cost=...)`, None if no model was measured.
+        lanes: lanes for `Tier(read=..., store=...)`, by name.
+        both: by kind of tier, the relative increase of a load's time while a store runs in the
+            opposite direction.
+        passes: times of the model's passes, None if no model was measured.
+        device: speeds of the computing device, None if not measured.
     """
 
     cost: Cost | None

@@ -1,9 +1,9 @@
-"""Rotation: keys moved from the positions they were computed at to others, in fp32.
+"""Rotation: moves keys from their old positions to new positions, in fp32.
 
 R(q) R(p)^-1 K(p) = K(q) (RoFormer, equation 15). The angle's cosine and sine come from the tables'
-rows p and q by the addition theorems, so they carry the model's own rounding at both positions,
-which at late ones is far larger than fp32's.
-Invariant: a key that does not move keeps its bits. Cost: one pass over the keys.
+rows p and q by the addition theorems, so they carry the model's own rounding at both positions. At
+late positions it is far larger than the rounding of fp32.
+Invariant: keys left in place keep their bits. Cost: one pass over the keys.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Rotation(NamedTuple):
 
     @torch.no_grad()
     def into(self, keys: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the rotated keys `(n, heads, head_dim)` to `out`, which may be `keys` itself."""
+        """Write the rotated keys `(n, heads, head_dim)` to `out`, possibly `keys` itself."""
         part = self.rope.part
         if out is not keys and self.rope.width < keys.shape[-1]:
             out.copy_(keys)

@@ -1,11 +1,12 @@
-"""Selection: which of the reused tokens are computed again, one function per way.
+"""Selection: the choice of reused tokens to recompute, a function per way.
 
-A way ranks the candidates, tokens whose KV depends on the context, by the error that recomputing
-them should remove, and takes the first `count`. Deviations are ranked, never compared with a
-threshold: of a trained model's V they are a few thousandths of its squares at the first layers and
-a fifth of them at the middle ones.
-Invariant: what is taken is distinct, and at most `count`. Cost: `first`, `random`, `all`, `none`
-nothing; `keys`, `values` all layers below theirs in full; `question` a pass of the query's tokens.
+Candidates are the tokens with KV depending on the context. A way ranks them by the error expected
+without recomputation and takes the first `count`. Deviations are ranked, never compared with a
+threshold: for V of a trained model they are a few thousandths of its squares at the first layers
+and a fifth at the middle layers.
+Invariant: the chosen candidates are distinct and at most `count`. Cost: none for `first`, `random`,
+`all` and `none`, full lower layers for `keys` and `values`, a pass of the query's tokens for
+`question`.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ class Candidates:
 
     Attributes:
         positions: int64 `(m,)`, ascending: the candidates' positions in the sequence.
-        chunks: int64 `(m,)`: which of the context's chunks each is in.
-        within: int64 `(m,)`: its place in the chunk.
-        deviation: gives, for "keys" or "values", fp32 `(m,)`: per candidate the sum of squares by
-            which K or V at the chosen layer differs from what is reused, all layers below it
+        chunks: int64 `(m,)`: index of each candidate's chunk in the context.
+        within: int64 `(m,)`: each candidate's position in its chunk.
+        deviation: returns, for "keys" or "values", fp32 `(m,)`: per candidate the sum of squared
+            differences of fresh and reused K or V at the chosen layer, with all lower layers
             computed in full (CacheBlend, section 4.3).
-        attention: gives fp32 `(m,)`: the query's attention to each candidate over the reused
+        attention: returns fp32 `(m,)`: the query's attention to each candidate over the reused
             cache, summed over the chosen layers, query heads and the query's tokens.
-        generator: draws whatever is drawn.
+        generator: generator of random choices.
         first: position of the first chunk's first token.
     """
 
@@ -55,11 +56,11 @@ class Candidates:
 
 
 Select: TypeAlias = "Callable[[Candidates, int], torch.Tensor]"
-"""Given candidates and how many may be taken: int64, indices into the candidates, best first."""
+"""From candidates and a count to at most `count` indices of candidates, int64, best first."""
 
 
 def none(among: Candidates, count: int) -> torch.Tensor:  # noqa: ARG001 - as all ways
-    """Nothing: plain reuse."""
+    """Return no token: plain reuse."""
     return among.positions.new_empty(0)
 
 
@@ -69,28 +70,28 @@ def every(among: Candidates, count: int) -> torch.Tensor:  # noqa: ARG001 - as a
 
 
 def random(among: Candidates, count: int) -> torch.Tensor:
-    """Drawn evenly."""
+    """Return tokens drawn at random, each with equal probability."""
     drawn = torch.randperm(len(among), generator=among.generator)
     return drawn[:count].to(among.positions.device)
 
 
 def first(among: Candidates, count: int) -> torch.Tensor:
-    """Return the first tokens of each chunk, equally many of each as far as it has them."""
+    """Return the first tokens of each chunk, the same number of each long enough chunk."""
     return torch.argsort(among.within, stable=True)[:count]
 
 
 def keys(among: Candidates, count: int) -> torch.Tensor:
-    """Those whose K deviates most at the chosen layer."""
+    """Return the tokens with the largest deviation of K at the chosen layer."""
     return _largest(among.deviation("keys"), count)
 
 
 def values(among: Candidates, count: int) -> torch.Tensor:
-    """Those whose V deviates most at the chosen layer."""
+    """Return the tokens with the largest deviation of V at the chosen layer."""
     return _largest(among.deviation("values"), count)
 
 
 def question(among: Candidates, count: int) -> torch.Tensor:
-    """Those that the query attends to most: serves this query, and needs its pass first."""
+    """Return the tokens with the most attention from the query, computed by a pass of the query."""
     return _largest(among.attention(), count)
 
 
@@ -103,16 +104,16 @@ WAYS: dict[str, Select] = {
     "values": values,
     "question": question,
 }
-"""Ways by name; names joined by "+" share the count evenly, in that order."""
+"""Ways by name. Names joined by "+" share the count evenly, in order."""
 
 
 def way(named: str | Select | DeviationProfile) -> Select:
-    """Return the selection of a name such as "first+question", or of a measured profile.
+    """Return the selection of a name, for example "first+question", or of a measured profile.
 
-    A function is returned as it is.
+    A function is returned unchanged.
 
     Raises:
-        ConfigError: a name that is not known, or a profile without rankings.
+        ConfigError: an unknown name, or a profile without rankings.
     """
     if isinstance(named, DeviationProfile):
         if not named.rankings:
@@ -142,5 +143,5 @@ def way(named: str | Select | DeviationProfile) -> Select:
 
 
 def _largest(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """The largest first; equal ones in the order of positions."""
+    """Return the indices of the largest scores, equal scores in the order of positions."""
     return torch.argsort(scores, descending=True, stable=True)[:count]

@@ -1,11 +1,11 @@
 """CacheStore: KV of texts by their chunks, over the tiers of a manager.
 
-A chunk's KV is computed after the store's prefix, without other chunks, and reused at every
-occurrence of its text. It is stored as the KV of the sequence prefix + chunk: the store is a thin
-layer, and the manager looks up, loads, keeps and evicts the blocks. Filler tokens complete the last
-block; they are computed too, and change no KV before them.
+A chunk's KV is computed directly after the store's prefix and reused at every occurrence of its
+text. It is stored as the KV of the sequence prefix + chunk. The store is a thin layer: the manager
+looks up, loads, keeps and evicts the blocks. Filler tokens complete the last block. They are
+computed too and change no KV before them.
 Invariant: a chunk is found only by the same tokens, prefix and tenant, and a found chunk is
-complete. Cost: a lookup per chunk; bytes move as the manager decides.
+complete. Cost: a lookup per chunk, and the manager's moves.
 """
 
 from __future__ import annotations
@@ -50,22 +50,21 @@ class CacheStore:
     """Chunks of texts with their KV.
 
     Args:
-        executor: carries out the moves of the manager that holds the KV.
-        chunker: cuts tokens into chunks; see `kvtrie.fuse.chunker`.
+        executor: executor of the manager.
+        chunker: cuts tokens into chunks, see `kvtrie.fuse.chunker`.
         prefix: tokens before every chunk when its KV is computed, for example a system prompt.
-        scope: tenant and adapter whose chunks these are, and digests of what is at tokens of
-            each chunk without being one, 0 included.
+        scope: tenant and adapter of the chunks, and digests of non-token inputs by offset in each
+            chunk, from offset 0 on.
 
     Attributes:
         executor: as given.
         prefix: int64 `(P,)`; K of a chunk is rotated to positions from P on.
-        scope: as given; its offsets count from a chunk's first token.
-        tier: kind of the tier where chunks go that `fetch_many` had computed, when they are not
-            in use any more; None leaves them on the first, and the rest to the tiers' write
-            policies.
+        scope: as given. Its offsets count from a chunk's first token.
+        tier: kind of the target tier for chunks computed in a `fetch_many`, after use. None leaves
+            them on the first tier, subject to the tiers' write policies.
 
     Raises:
-        ConfigError: the manager's model has no fingerprint, or the prefix is not of tokens.
+        ConfigError: the manager's model has no fingerprint, or the prefix has invalid tokens.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class CacheStore:
         if not callable(chunker):
             raise ConfigError(f"chunker is {shown(chunker)}, a function that cuts tokens wanted")
         self.lock = RLock()
-        self._driven: WeakKeyDictionary[Fetch, int] = WeakKeyDictionary()  # by the thread's number
+        self._driven: WeakKeyDictionary[Fetch, int] = WeakKeyDictionary()  # thread ids
         self.executor = instance("executor", executor, Executor)
         self._manager = executor.manager
         self._chunker = chunker
@@ -97,31 +96,31 @@ class CacheStore:
         self._begin = executor.clock()
         self._before = self._manager.stats()
 
-    def chunks(self, text: Any) -> list[NDArray[np.int64]]:  # noqa: ANN401 - whatever it cuts
+    def chunks(self, text: Any) -> list[NDArray[np.int64]]:  # noqa: ANN401 - input of the chunker
         """Cut a text into chunks with the store's chunker.
 
         Args:
-            text: tokens, or whatever the chunker takes.
+            text: tokens, or any input of the chunker.
 
         Returns:
             The tokens of each chunk, int64 `(n,)`.
 
         Raises:
-            ConfigError: the chunker gave numbers that are no tokens.
+            ConfigError: the chunker returned invalid tokens.
         """
         return [as_tokens("chunk", chunk) for chunk in self._chunker(text)]
 
     def key(self, chunk: Tokens) -> bytes:
-        """Return the name of a chunk: a 32-byte hash of all that decides what matches it.
+        """Return the name of a chunk, a 32-byte hash.
 
-        That is the model, the scope (tenant, adapter, digests within the chunk), the prefix and the
-        chunk's tokens.
+        The hash covers the model, the scope (tenant, adapter, digests within the chunk), the prefix
+        and the chunk's tokens.
 
         Args:
             chunk: its tokens.
 
         Raises:
-            ConfigError: numbers that are no tokens.
+            ConfigError: invalid tokens.
         """
         return self._names.key(as_tokens("chunk", chunk))
 
@@ -130,11 +129,11 @@ class CacheStore:
         """Return every copy of each block of a chunk, the fastest tier first.
 
         Args:
-            key: its name, from this process or an earlier one.
+            key: its name, from any process.
 
         Returns:
-            Empty for a chunk that is not there. A name that no `lookup`, `fetch_many` or `insert`
-            of this store has met lately is looked for among all blocks of all tiers.
+            Empty for a chunk without cached blocks. A name not recently used in `lookup`,
+            `fetch_many` or `insert` of this store is searched in all blocks of all tiers.
         """
         tokens = self._names.get(instance("key", key, bytes))
         if tokens is None:
@@ -157,14 +156,14 @@ class CacheStore:
         ]
 
     def scope_of(self, tokens: int) -> Scope:
-        """Return the scope of prefix and a chunk of `tokens` tokens, digests at their offsets."""
+        """Return the scope of the prefix and a chunk of `tokens` tokens, with shifted offsets."""
         return self._names.scope_of(tokens)
 
     def sequence(self, chunk: Tokens = ()) -> NDArray[np.int64]:
         """Return the stored tokens of a chunk: prefix, chunk, filler to a block's end.
 
         Args:
-            chunk: its tokens; none gives the prefix.
+            chunk: its tokens, by default only the prefix.
 
         Returns:
             int64 `(blocks * block_tokens,)`.
@@ -172,7 +171,7 @@ class CacheStore:
         return self._names.sequence(as_tokens("chunk", chunk))
 
     @in_turn
-    def lookup(self, text: Any) -> Lookup:  # noqa: ANN401 - whatever the chunker cuts
+    def lookup(self, text: Any) -> Lookup:  # noqa: ANN401 - any input of the chunker
         """Look for every chunk of a text, on the fastest tier first. Nothing is moved or pinned."""
         chunks = self.chunks(text)
         found: list[Found] = []
@@ -199,19 +198,19 @@ class CacheStore:
 
     @in_turn
     def fetch_many(self, chunks: Iterable[Chunk | Tokens]) -> Fetch:
-        """Lease all chunks of a request at once, each distinct one once, and begin to load them.
+        """Lease all distinct chunks of a request at once and start their loads.
 
         Args:
-            chunks: chunks, or their tokens; there may be none.
+            chunks: chunks, or their tokens. May be empty.
 
         Returns:
-            What holds them, and gives them layer by layer; close it when the request is fused. One
-            thread at a time drives the fetches of a store.
+            The fetch, to read the chunks layer by layer. Close it when the request is fused. A
+            single thread at a time drives the fetches of a store.
 
         Raises:
-            ConfigError: a chunk without a token, KV of another number of layers, a scope in which
-                holes may be, or a fetch that another thread has open.
-            NoSpaceError: the first tier has no room for all of them; none is leased then.
+            ConfigError: an empty chunk, KV of a wrong number of layers, a scope allowing holes in a
+                sequence, or an open fetch of a different thread.
+            NoSpaceError: the first tier has no room for all chunks. Nothing is leased then.
         """
         me = get_ident()
         if others := sum(not one.closed and by != me for one, by in self._driven.items()):
@@ -232,11 +231,11 @@ class CacheStore:
 
         Args:
             chunk: its tokens.
-            wait: block until the loads have ended; otherwise poll `Lease.ready`.
+            wait: block until the loads have ended. Otherwise poll `Lease.ready`.
 
         Returns:
-            A lease of `sequence(chunk)`, which the caller releases; `matched` is the number of its
-            tokens that were found.
+            A lease of `sequence(chunk)`, to be released by the caller. `matched` is the number of
+            its cached tokens.
 
         Raises:
             NoSpaceError: the first tier cannot hold it.
@@ -257,17 +256,17 @@ class CacheStore:
 
     @in_turn
     def insert(self, lease: Lease, chunk: Tokens, tier: Kind | None = None) -> Committed:
-        """Keep a chunk whose KV the caller has written to the slots of a lease from `fetch`.
+        """Commit a chunk after its KV was written to the slots of a lease from `fetch`.
 
         Args:
-            lease: what `fetch` gave; released by this call, also by one that fails.
-            chunk: the chunk's tokens; `sequence(chunk)` is written from `lease.matched` on.
-            tier: kind of the tier where it is to be; None leaves it on the first, and the rest to
-                the tiers' write policies.
+            lease: lease from `fetch`. This call releases it, also on errors.
+            chunk: the chunk's tokens. `sequence(chunk)` is written from `lease.matched` on.
+            tier: kind of the target tier. None leaves the chunk on the first tier, subject to the
+                tiers' write policies.
 
         Raises:
-            ConfigError: a tier that the manager does not have, or that is never written.
-            NoSpaceError: that tier, or one on the way to it, has no room; nothing is kept then.
+            ConfigError: the tier does not exist or has `write="never"`.
+            NoSpaceError: the tier, or a tier on the way, has no room. Nothing is kept then.
         """
         now = self.executor.clock()
         size = self._manager.block_tokens
@@ -282,7 +281,7 @@ class CacheStore:
                 check_place(self._manager, match.blocks[front:], blocks, tier)
             committed = lease.commit(sequence[lease.matched :], now=now)
             self._names.saw(self.key(tokens), tokens)
-            if front and tier is not None:  # the prefix stays where it is
+            if front and tier is not None:  # a lease keeps the prefix on its tier
                 prefix = self._manager.acquire(
                     sequence[: front * size], now=now, scope=self.scope_of(0), keep=0, load="none"
                 )
@@ -304,7 +303,7 @@ class CacheStore:
 
         Args:
             chunks: their tokens.
-            tier: kind of the tier; None is `self.tier`, and where that is None too nothing moves.
+            tier: kind of the tier, by default `self.tier`. Nothing moves if both are None.
         """
         kind = self.tier if tier is None else tier
         if kind is not None:
@@ -319,14 +318,14 @@ class CacheStore:
             self._manager.hint(hints, now=self.executor.clock())
 
     def evictions(self, limit: int | None = None) -> list[Eviction]:
-        """Return the manager's eviction log: what left which tier, when, why, and where to."""
+        """Return the manager's eviction log: block, tier, time, reason and target of each."""
         return self._manager.evictions(limit)
 
     @in_turn
     def feedback(self) -> ChunkFeedback:
-        """Hit rates, mean latencies and use of bandwidth, since the store was made.
+        """Return hit rates, mean latencies and use of bandwidth since the store was created.
 
-        All of it was seen: no figure depends on what the lanes were declared to do.
+        All figures are measured, independent of the lanes' declared speeds.
         """
         stats = self._manager.stats().since(self._before)
         wanted = max(1, self._wanted)
@@ -345,7 +344,7 @@ class CacheStore:
         )
 
     def _count(self, parts: Iterable[Part]) -> None:
-        """Count stored parts of a fetch as chunks that were looked up, for `feedback`."""
+        """Count stored parts of a fetch as looked up chunks, for `feedback`."""
         size, offset = self._manager.block_tokens, len(self.prefix)
         for part in parts:
             if part.state == "given":

@@ -1,7 +1,6 @@
-"""Turns: methods of an object that one thread at a time runs.
+"""Turns: methods of an object run by a single thread at a time.
 
-Invariant: a method that calls another one of the same object does not wait for itself. Cost: an
-uncontended lock per call.
+Invariant: nested calls on the same object do not deadlock. Cost: an uncontended lock per call.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _R = TypeVar("_R")
 
 
 def in_turn(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """A method that holds its object's `lock`, an `RLock`, while it runs."""
+    """Wrap a method to hold its object's `lock`, an `RLock`, while it runs."""
 
     @wraps(method)
     def locked(*args: _P.args, **kwargs: _P.kwargs) -> _R:

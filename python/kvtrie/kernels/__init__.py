@@ -1,19 +1,18 @@
 """Operations on paged KV in place: gather, scatter, rotate to other positions, recompute.
 
 ```text
-verbs --> call --> launch --> cubin      which device; launches of what `cuda/` compiled to
+verbs --> call --> launch --> cubin      choice of device, launches of the kernels of `cuda/`
   +--> twin, pages                       the same in torch
 attention --> flash --> launch           attention_backward --> flash_backward
-rows, int4, rope, padding, ordered, terms: one operation each
+rows, int4, rope, padding, ordered, terms: an operation each
 checks --> formats
 ```
 
-`attend` is attention to rows in any order, with the weights that each row was given. Each of the
-others takes one layer of a pool (`Pages`) and a slot per token. On a CUDA device it runs a kernel
-of `cuda/`, compiled at first use; on the CPU it runs the torch twin that says what the kernel
-means.
-Invariant: what is wrong is refused before anything is written. Cost: on a device a launch per
-plane (K, V), without waiting for the device.
+`attend` computes attention to rows in any order and the total weight of each row. The verbs take a
+layer of a pool (`Pages`) and a slot per token. On a CUDA device an operation runs a kernel of
+`cuda/`, compiled at first use. On the CPU it runs a twin: the reference implementation in torch.
+Invariant: invalid arguments are refused before any write. Cost: on a device a launch per plane
+(K, V), without waiting for the device.
 """
 
 from kvtrie.kernels.attention import (

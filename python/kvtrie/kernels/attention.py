@@ -1,10 +1,10 @@
-"""Attend: attention of new tokens to rows in any order, with the weights that each row was given.
+"""Attend: attention of new tokens to rows in any order, with the total weight of each row.
 
-Rows are masked by their tokens' positions. On a CUDA device two kernels do it (`flash`); the twin,
-their reference, takes queries in slices, with the query heads of a KV head in one product. The full
-matrix of weights is never materialised.
-Invariant: weights of a query sum to 1 over the rows it sees; padding, which sees none, gets zeros.
-Cost: two products and one softmax; temporary arrays stay below a limit.
+Rows are masked by their tokens' positions. On a CUDA device two kernels compute it (`flash`). The
+twin, their reference, splits queries into slices and computes all query heads of a KV head in a
+product. The full matrix of weights is never materialised.
+Invariant: weights of a query sum to 1 over its visible rows. Padding queries have no visible rows
+and get zeros. Cost: two products and a softmax. Temporary arrays stay below a limit.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["attend", "attend_causal", "attend_masked", "attend_padded", "attend_unweighed"]
 
 _SLICE_BYTES = 1 << 20
-"""Weights of a slice on the CPU: about what its caches hold."""
+"""Bytes of weights of a slice on the CPU, about the size of its caches."""
 
 
 def attend(
@@ -46,20 +46,20 @@ def attend(
     return_attn_weights: bool = False,
     tmp_array_limit_gb: float = 3.0,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention of queries at `input_pos`, `input_pos + 1`, ... to rows in any order, in fp32.
+    """Compute attention of queries from position `input_pos` on to rows in any order, in fp32.
 
     Args:
         query: `(batch, query_heads, m, dim)`, rotated.
         keys: `(batch, kv_heads, rows, dim)`, rotated.
         values: like `keys`, of any width.
-        token_pos: integers `(batch, kv_heads, rows)`, each row's position; a query sees those up
-            to its own.
+        token_pos: integers `(batch, kv_heads, rows)`, each row's position. A query attends to rows
+            up to its own position.
         input_pos: position of the first query.
-        first: integers `(batch,)`, the first position of each batch row that is no padding; None
-            where nothing is padded.
-        scale: of the products; None takes `dim ** -0.5`.
-        terms: additions to the softmax, which the kernels do not know: the twin runs with them.
-        return_attn_weights: whether the weights are wanted.
+        first: integers `(batch,)`, the first position after the padding of each batch row. None
+            without padding.
+        scale: factor of the products. None takes `dim ** -0.5`.
+        terms: additions to the softmax. The kernels do not support them, so the twin runs.
+        return_attn_weights: whether to return the weights.
         tmp_array_limit_gb: bound of the twin's temporary arrays, in 10^9 bytes.
 
     Returns:
@@ -67,7 +67,7 @@ def attend(
         summed over the queries, fp32 `(batch, query_heads, rows)`, or None.
 
     Raises:
-        ConfigError: shapes that do not go together, or a limit below the weights of one query.
+        ConfigError: shapes do not match, or the limit is below the weights of a query.
     """
     _check(query, keys, values, token_pos)
     batch, heads, new, dim = query.shape
@@ -100,7 +100,7 @@ def attend(
         weights.masked_fill_(sight.hidden(lo, hi), -torch.inf)
         weights = torch.softmax(weights, dim=-1) if terms is None else terms.softmax(weights)
         if sight.blind:
-            weights.nan_to_num_(0.0)  # padding sees nothing
+            weights.nan_to_num_(0.0)  # padding has no visible rows
         if total is not None:
             total += weights.sum(dim=3)
         product = torch.matmul(weights.flatten(2, 3), given)
@@ -117,21 +117,22 @@ def attend_causal(
     scale: float | None = None,
     tmp_array_limit_gb: float = 3.0,
 ) -> torch.Tensor:
-    """Attention of a sequence to itself by torch's fast kernel, which gives no weights.
+    """Compute attention of a sequence to itself by torch's fast kernel, without weights.
 
     Args:
         query: `(batch, query_heads, m, dim)`.
         keys: `(batch, kv_heads, m, dim)`.
         values: like `keys`.
-        first: integers `(batch,)`, where each batch row begins; padding before it sees itself.
-        scale: of the products.
-        tmp_array_limit_gb: bound of masks where rows are padded, in 10^9 bytes.
+        first: integers `(batch,)`, start of each batch row. Padding before it attends only to
+            itself.
+        scale: factor of the products.
+        tmp_array_limit_gb: bound of masks with padding, in 10^9 bytes.
 
     Returns:
         `(batch, query_heads, m, dim)`.
 
     Raises:
-        ConfigError: a limit below the mask of one query.
+        ConfigError: the limit is below the mask of a query.
     """
     keys, values = _spread(keys, query), _spread(values, query)
     if first is None or not bool((first > 0).any()):
@@ -163,10 +164,10 @@ def attend_masked(
     scale: float | None = None,
     tmp_array_limit_gb: float = 3.0,
 ) -> torch.Tensor:
-    """As `attend` without weights, by torch's kernel under a mask; padding gets zeros.
+    """Compute `attend` without weights, by torch's kernel with a mask. Padding gets zeros.
 
-    Queries go in slices whose masks stay below the limit. On CPUs this was the faster of the two
-    ways without weights; see `attend_unweighed`.
+    Queries are split into slices with masks below the limit. On CPUs this was faster than
+    `attend_padded`, see `attend_unweighed`.
     """
     _check(query, keys, values, token_pos)
     each = query.shape[1] // keys.shape[1]
@@ -190,11 +191,11 @@ def attend_padded(
     token_pos: torch.Tensor,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """As `attend` without weights or padding, by torch's causal kernel over a square.
+    """Compute `attend` without weights or padding, by torch's causal kernel over a square.
 
-    Keys and values are put in the order of their positions, so that the new ones are last, and
-    queries are padded with zeros on the left. Every row must be at most as new as its query, as in
-    a cache that the queries' own tokens were just written to.
+    Keys and values are sorted by position, so that the new rows are last, and queries are padded
+    with zeros on the left. The rows must include the queries' own tokens as the newest rows, as in
+    a cache right after their write.
     """
     _check(query, keys, values, token_pos)
     order = token_pos.argsort(dim=-1)[..., None]
@@ -220,11 +221,11 @@ def attend_unweighed(
     terms: Terms | None = None,
     tmp_array_limit_gb: float = 3.0,
 ) -> torch.Tensor:
-    """As `attend` without weights, to rows that the queries' own tokens were just written to.
+    """Compute `attend` without weights, right after the write of the queries' own tokens.
 
-    It is `attend_padded` where that was measured to be faster on this kind of device
-    (`padding.json`), nothing is padding and its arrays stay below the limit, `attend_masked`
-    elsewhere. With terms it is `attend`.
+    Calls `attend_padded` if it was measured to be faster on this kind of device (`padding.json`),
+    nothing is padded and its arrays stay below the limit. Otherwise calls `attend_masked`, and with
+    terms `attend`.
     """
     if terms is not None:
         out, _ = attend(
@@ -257,7 +258,7 @@ def attend_unweighed(
 
 
 class _Sight:
-    """Which rows are hidden from which queries."""
+    """Visibility of rows to queries."""
 
     def __init__(
         self, token_pos: torch.Tensor, queries: torch.Tensor, first: torch.Tensor | None
@@ -278,7 +279,7 @@ class _Sight:
         return cls(small, queries, first)
 
     def hidden(self, lo: int, hi: int) -> torch.Tensor:
-        """Bool `(batch, kv_heads, 1, hi - lo, rows)`."""
+        """Return True for hidden rows, bool `(batch, kv_heads, 1, hi - lo, rows)`."""
         rows = self._token_pos[:, :, None, None, :]
         hidden = rows > self._queries[lo:hi, None]
         if self._first is not None:
@@ -287,10 +288,10 @@ class _Sight:
 
 
 def fits(query_bytes: int, limit_gb: float) -> None:
-    """Refuse a limit of temporary arrays below what the weights of one query take, twice.
+    """Refuse a limit of temporary arrays below twice the weights of a query.
 
     Raises:
-        ConfigError: it is below.
+        ConfigError: the limit is below.
     """
     if 2 * query_bytes > limit_gb * 1e9:
         raise ConfigError(
@@ -302,7 +303,7 @@ def fits(query_bytes: int, limit_gb: float) -> None:
 def _slices(
     new: int, query_bytes: int, device: torch.device, limit_gb: float
 ) -> Iterator[tuple[int, int]]:
-    """Ranges of queries whose weights, twice, stay below the limit."""
+    """Yield ranges of queries with weights below half of the limit."""
     limit = int(limit_gb * 1e9) // 2
     fits(query_bytes, limit_gb)
     if device.type == "cpu":
@@ -313,9 +314,9 @@ def _slices(
 
 
 def _mask_slices(query: torch.Tensor, rows: int, limit_gb: float) -> Iterator[tuple[int, int]]:
-    """Ranges of queries whose masks, as torch's kernel makes numbers of them, stay below the limit.
+    """Yield ranges of queries with masks, converted to fp32 by torch's kernel, below the limit.
 
-    On the CPU there is no smaller bound, as in `_slices`: the kernel makes no array of weights.
+    The smaller CPU bound of `_slices` is not needed: the kernel makes no array of weights.
     """
     query_bytes = 4 * query.shape[0] * query.shape[1] * rows
     fits(query_bytes, limit_gb)
@@ -325,7 +326,7 @@ def _mask_slices(query: torch.Tensor, rows: int, limit_gb: float) -> Iterator[tu
 
 
 def _spread(rows: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """Each KV head as often as it has query heads."""
+    """Repeat each KV head for its query heads."""
     each = query.shape[1] // rows.shape[1]
     return rows if each == 1 else rows.repeat_interleave(each, dim=1)
 

@@ -1,9 +1,9 @@
-"""Attend backward: gradients of `attend`, from what it was given and the gradient of its output.
+"""Attend backward: gradients of `attend`, from its arguments and the gradient of its output.
 
-Weights are computed again, so nothing of the forward pass is kept: on a CUDA device by a kernel
-(`flash_backward`); the twin, which says what it means, takes queries slice by slice.
-Invariant: the rows' gradients are added to the tensors given. Cost: five products and a softmax;
-temporary arrays stay below a limit.
+Weights are computed again, so nothing of the forward pass is kept. On a CUDA device this is a
+kernel (`flash_backward`). The twin, its reference, computes slices of queries.
+Invariant: the rows' gradients are added to the given tensors. Cost: five products and a softmax.
+Temporary arrays stay below a limit.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -48,29 +48,29 @@ def attend_backward(  # noqa: PLR0917 - a gradient follows each of three tensors
     sink_grads: torch.Tensor | None = None,
     tmp_array_limit_gb: float = 3.0,
 ) -> torch.Tensor:
-    """The gradient of the queries; those of rows are added to `key_grads` and `value_grads`.
+    """Return the gradient of the queries and add the rows' gradients to the given tensors.
 
     With P the weights and T = grad Vᵀ: dV = Pᵀ grad, E = P (T - rowsum(P T)), dQ = scale E K,
-    dK = scale Eᵀ Q, the latter two sums over each KV head's query heads. A softcap's slope is a
-    factor of E; a sink has the weight 1 - sum(P) and the gradient -rowsum(P T) times that.
+    dK = scale Eᵀ Q, with dV and dK summed over each KV head's query heads. A softcap's slope is a
+    factor of E. A sink has the weight w = 1 - sum(P) and the gradient -w rowsum(P T).
 
     Args:
-        grad: of the output, `(batch, query_heads, m, width of V)`.
-        query: as `attend` was given.
-        keys: as `attend` was given.
-        values: as `attend` was given.
+        grad: gradient of the output, `(batch, query_heads, m, width of V)`.
+        query: as for `attend`.
+        keys: as for `attend`.
+        values: as for `attend`.
         key_grads: fp32, in the shape of the keys.
         value_grads: fp32, in the shape of the values.
-        token_pos: as `attend` was given.
-        input_pos: as `attend` was given.
-        first: as `attend` was given.
-        scale: as `attend` was given.
-        terms: as `attend` was given.
-        sink_grads: fp32 `(query_heads,)`, to which those of the sinks are added; None drops them.
+        token_pos: as for `attend`.
+        input_pos: as for `attend`.
+        first: as for `attend`.
+        scale: as for `attend`.
+        terms: as for `attend`.
+        sink_grads: fp32 `(query_heads,)`, added to. None drops the gradients of the sinks.
         tmp_array_limit_gb: bound of the twin's temporary arrays, in 10^9 bytes.
 
     Raises:
-        ConfigError: shapes that do not go together, or a limit below the weights of one query.
+        ConfigError: shapes do not match, or the limit is below the weights of a query.
     """
     _check(query, keys, values, token_pos)
     _check_gradients((grad, key_grads, value_grads), query, keys, values)
@@ -95,14 +95,14 @@ def attend_backward(  # noqa: PLR0917 - a gradient follows each of three tensors
     plain, stated = keys.float(), values.float()
     found = torch.empty_like(grouped)
     sight = _Sight.of(token_pos, input_pos, new, first)
-    # Two arrays of weights are live here; the forward pass has one.
+    # Two arrays of weights are live here, twice as many as in the forward pass.
     for lo, hi in _slices(new, 8 * batch * heads * rows, query.device, tmp_array_limit_gb):
         size = (each, hi - lo)
         part, back = grouped[:, :, :, lo:hi].flatten(2, 3), given[:, :, :, lo:hi].flatten(2, 3)
         products = torch.matmul(part, plain.mT).unflatten(2, size)
         weights, slope = _weights(products, sight.hidden(lo, hi), terms)
         if sight.blind:
-            weights.nan_to_num_(0.0)  # padding sees nothing
+            weights.nan_to_num_(0.0)  # padding has no visible rows
         left = 1 - weights.sum(dim=-1) if sink_grads is not None else None
         weights = weights.flatten(2, 3)
         value_grads += torch.matmul(weights.mT, back)
@@ -131,7 +131,7 @@ def _by_kernel(
 def _weights(
     products: torch.Tensor, hidden: torch.Tensor, terms: Terms | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The weights of rows by their products, and the slope of a softcap."""
+    """Return the weights of rows from their products, and the slope of a softcap."""
     if terms is None:
         return torch.softmax(products.masked_fill_(hidden, -torch.inf), dim=-1), None
     products = terms.capped(products)

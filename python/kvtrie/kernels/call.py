@@ -1,7 +1,7 @@
-"""Call: one kernel over planes of equal layout, with everything that it reads and writes.
+"""Call: a kernel over planes of equal layout, with all its inputs and outputs.
 
-Invariant: the arguments of a call have been checked (`checks`); the kernel and its twin take the
-same call and leave the same numbers. Cost: none.
+Invariant: the arguments of a call have been checked (`checks`). The kernel and its twin take the
+same call and write the same numbers. Cost: none.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ Kernel: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """One launch over one or two planes.
+    """A launch over one or two planes.
 
     Attributes:
-        kernel: which.
-        planes: the pool's side, `(layers, blocks, block_tokens, heads, dim)` each; two have the
-            same shape and strides.
-        covers: what one of their scales covers.
+        kernel: name of the kernel.
+        planes: planes of the pool, `(layers, blocks, block_tokens, heads, dim)` each. Two planes
+            have the same shape and strides.
+        covers: coverage of a scale.
         slots: int64 `(n,)`.
-        skipped: uint8 `(n,)`, becomes 1 where a token was passed over and 0 elsewhere.
-        rows: per plane `(layers, n, heads, dim)`, of the same strides; none for `rerotate`.
-        turns: int64 `(n,)`, positions or deltas; empty where nothing turns.
-        rope: what turns; None where nothing does.
-        keys: whether the first plane is the one that turns; a second one never does.
-        deviation: fp32 `(planes, n)`, written; None if not wanted.
+        skipped: uint8 `(n,)`, set to 1 for skipped tokens and to 0 for all remaining tokens.
+        rows: per plane `(layers, n, heads, dim)`, with equal strides. Empty for `rerotate`.
+        turns: int64 `(n,)`, positions or deltas, empty without rotation.
+        rope: tables of the rotation, None without rotation.
+        keys: whether the first plane is rotated. A second plane never is.
+        deviation: fp32 `(planes, n)`, written. None to skip it.
     """
 
     kernel: Kernel

@@ -1,9 +1,9 @@
-"""Checks: what is refused on the host, before a kernel or a twin touches anything.
+"""Checks: validation of arguments on the host, before any kernel or twin runs.
 
-Slots and positions on a device are not read here, which would wait for it: the kernel skips those
-out of range and flags them.
-Invariant: a call that passes can read and write only its own tensors. Cost: arithmetic on shapes;
-slots and positions on the CPU are looked through once.
+Slots and positions on a device are not read here, because reading would wait for the device. The
+kernel skips and flags values out of range.
+Invariant: a checked call can read and write only its own tensors. Cost: arithmetic on shapes, and a
+read of slots and positions on the CPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["MOST_THREADS", "check_indices", "check_plane", "check_rope", "check_rows", "vector"]
 
 MOST_THREADS = 1024
-"""Threads of a block, which serves whole tokens."""
+"""Largest number of threads of a block. A block processes whole tokens."""
 
 _AXES = ("blocks", "block_tokens", "heads", "dim")
 _MOST_LAYERS = 65_535
@@ -30,15 +30,15 @@ _INDICES = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 def vector(dtype: torch.dtype) -> int:
-    """Numbers that a lane takes at a time, 16 bytes of this format."""
+    """Return the numbers of this format in a vector of 16 bytes, the access size of a lane."""
     return VECTOR_BYTES // dtype.itemsize
 
 
 def check_plane(plane: Plane, covers: Covers, step: int) -> None:
-    """Look at a plane that is read and written `step` numbers at a time.
+    """Check a plane for reads and writes of `step` numbers at a time.
 
     Raises:
-        ConfigError: formats, scales, strides or sizes that kernels cannot serve.
+        ConfigError: formats, scales, strides or sizes not supported by the kernels.
     """
     cells = plane.cells
     beyond = len(cells.shape) - len(_AXES)
@@ -70,7 +70,7 @@ def check_plane(plane: Plane, covers: Covers, step: int) -> None:
     if scales is None or tuple(scales.shape) != wanted or scales.dtype != torch.float32:
         given = None if scales is None else f"{scales.dtype} {tuple(scales.shape)}"
         raise ConfigError(f"scales by {covers!r} are float32 {wanted} here, not {given}")
-    # Axes along which scales may not share memory.
+    # Scales along these axes must be separate in memory.
     own = {"token": scales.dim() - 1, "group": scales.dim()}.get(covers, 0)
     if any(scales.shape[at] > 1 and scales.stride(at) == 0 for at in range(own)):
         raise ConfigError(
@@ -81,10 +81,10 @@ def check_plane(plane: Plane, covers: Covers, step: int) -> None:
 
 
 def check_rows(rows: torch.Tensor, plane: Plane, tokens: int) -> None:
-    """Look at the rows of `tokens` tokens in every layer.
+    """Check the rows of `tokens` tokens in every layer.
 
     Raises:
-        ConfigError: a format, shape, stride or device that does not fit the plane.
+        ConfigError: a format, shape, stride or device does not match the plane.
     """
     wanted = (*plane.cells.shape[:-4], tokens, *plane.cells.shape[-2:])
     if rows.dtype not in ROWS or tuple(rows.shape) != wanted:
@@ -96,10 +96,10 @@ def check_rows(rows: torch.Tensor, plane: Plane, tokens: int) -> None:
 
 
 def check_rope(rope: Rope, plane: Plane, step: int) -> None:
-    """Look whether tables fit the plane's heads.
+    """Check the tables for the plane's heads.
 
     Raises:
-        ConfigError: a part that turns which is too wide, not at an end, or no multiple of 2 steps.
+        ConfigError: the rotary part is too wide, not at an end, or no multiple of 2 steps.
     """
     dim = plane.cells.shape[-1]
     ends = rope.first == 0 or rope.first + rope.width == dim
@@ -120,18 +120,18 @@ def check_indices(
     *,
     distinct: bool = False,
 ) -> torch.Tensor:
-    """Integers, one per token, as int64 on the device; looked through if they are on the CPU.
+    """Check an integer per token and return the integers as int64 on the device.
 
     Args:
-        name: what they are.
+        name: name of the integers, for errors.
         given: integers `(tokens,)`.
-        tokens: how many there must be.
-        bounds: the least that is allowed, and one more than the largest.
-        device: where the cells are; the integers are there or on the CPU.
+        tokens: required number of integers.
+        bounds: the smallest allowed value, and the end, exclusive. Checked only on the CPU.
+        device: device of the cells. The integers are there or on the CPU.
         distinct: whether all must differ.
 
     Raises:
-        ConfigError: others, or one out of bounds, or one twice.
+        ConfigError: a wrong format, shape or device, or a value out of bounds or repeated.
     """
     if given.dtype not in _INDICES or tuple(given.shape) != (tokens,):
         raise ConfigError(f"{name} are {tokens} integers, not {given.dtype} {tuple(given.shape)}")

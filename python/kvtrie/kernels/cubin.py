@@ -1,11 +1,11 @@
-"""Cubin: a kernel compiled for one architecture, by NVRTC, with or without a GPU in the machine.
+"""Cubin: a kernel compiled for an architecture by NVRTC, with or without a GPU in the machine.
 
-Compiled to machine code for a named architecture: that needs no driver, and a driver takes it
-even where it is older than the compiler. Kept in the program cache of cuda.core
-(`~/.cache/cuda-python/program-cache`), which is shared between processes and keyed by text,
-options and compiler; each entry is verified when it is read, and compiled again if it is damaged.
-Invariant: the text comes from the extension; no files are looked for. Cost: about 0.1 s for each
-kernel and pair of formats at first use, under a millisecond from the cache.
+Kernels are compiled to machine code for a named architecture. This needs no driver, and the result
+also runs with a driver older than the compiler. Results are kept in the program cache of cuda.core
+(`~/.cache/cuda-python/program-cache`), shared between processes and keyed by text, options and
+compiler. Each entry is verified on reading and compiled again if damaged.
+Invariant: the text comes from the extension, never from files. Cost: about 0.1 s for each kernel
+and pair of formats at first use, under a millisecond from the cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["ARCHS", "compiled", "core", "launchable", "loaded", "text"]
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-"""Architectures that every kernel is compiled for in tests; others of compute 8.0 and up work."""
+"""Architectures compiled for in tests. All architectures of compute 8.0 and up work."""
 
 _LOG = logging.getLogger(__name__)
 _PROOF_BYTES = 32
@@ -38,8 +38,8 @@ _INCLUDE = re.compile(r'#include "(\w+\.cuh)"\n')
 
 
 @functools.cache
-def core() -> Any:  # noqa: ANN401 - the module cuda.core, which types cannot follow
-    """NVIDIA's Python face of the driver and of NVRTC.
+def core() -> Any:  # noqa: ANN401 - the module cuda.core, not typed
+    """Return cuda.core, NVIDIA's Python interface to the driver and NVRTC.
 
     Raises:
         ConfigError: the extra `cuda` is not installed.
@@ -55,7 +55,7 @@ def core() -> Any:  # noqa: ANN401 - the module cuda.core, which types cannot fo
 
 @functools.cache
 def launchable() -> bool:
-    """Whether the extra `cuda` is here."""
+    """Return whether the extra `cuda` is installed."""
     try:
         core()
     except ConfigError:
@@ -64,7 +64,7 @@ def launchable() -> bool:
 
 
 def text(kernel: Kernel) -> str:
-    """The source of a kernel with what it includes put in its place."""
+    """Return the source of a kernel with its includes inlined."""
     return _with_includes(f"{kernel}.cu")
 
 
@@ -78,19 +78,19 @@ def compiled(
     cache: Path | str | None = None,
     logs: TextIO | None = None,
 ) -> Any:  # noqa: ANN401 - cuda.core's ObjectCode, without importing cuda.core
-    """Compile a kernel, or take it from the cache.
+    """Compile a kernel, or read it from the cache.
 
     Args:
         kernel: its name.
         arch: as in `ARCHS`.
         row: format of rows: "fp32", "fp16" or "bf16".
-        cell: format of the pool: those, "fp8" or "int8".
-        width: numbers of a head that a block has room for, of the kernels of attention.
-        cache: folder of the cache; None takes that of cuda.core.
-        logs: where the compiler's report goes; with it caches are passed over.
+        cell: format of the pool: "fp32", "fp16", "bf16", "fp8" or "int8".
+        width: numbers of a head with room in a block, for the kernels of attention.
+        cache: folder of the cache. None takes the folder of cuda.core.
+        logs: target of the compiler's report. Disables the caches.
 
     Returns:
-        An `ObjectCode` of cuda.core; `.code` is the cubin.
+        An `ObjectCode` of cuda.core. `.code` is the cubin.
 
     Raises:
         ConfigError: the extra `cuda` is not installed.
@@ -101,9 +101,9 @@ def compiled(
         arch=arch,
         name=f"{kernel}.cu",
         define_macro=[("ROW", row), ("CELL", cell), *([("WIDTH", str(width))] if width else [])],
-        fma=False,  # products are rounded as the twins round them: the same bits everywhere
+        fma=False,  # rounds products like the twins: the same bits everywhere
         ptxas_options=["-v"] if logs else None,
-        no_cache=logs is not None,  # NVRTC with a driver has a cache too, which gives no report
+        no_cache=logs is not None,  # NVRTC's own cache, used with a driver, gives no report
     )
     program = cuda.Program(text(kernel), "c++", options)
     if logs is not None:
@@ -126,19 +126,19 @@ def compiled(
 
 
 def _proof(key: bytes, code: bytes) -> bytes:
-    """The prefix of a cubin in the cache; damaged and foreign entries do not have it."""
+    """Return the prefix of a cubin in the cache. Damaged and foreign entries lack it."""
     return hashlib.blake2b(key + code, digest_size=_PROOF_BYTES).digest()
 
 
 @functools.cache
 def loaded(kernel: Kernel, arch: str, row: str, cell: str, width: int = 0) -> Any:  # noqa: ANN401 - as above
-    """A kernel ready to launch, compiled at most once per process.
+    """Return a kernel ready to launch, compiled at most once per process.
 
     Raises:
-        ConfigError: no CUDA driver, or as `compiled`.
+        ConfigError: no CUDA driver, or as for `compiled`.
     """
     try:
-        ctypes.CDLL("libcuda.so.1")  # asked first: without it cuda.core's first call hangs
+        ctypes.CDLL("libcuda.so.1")  # checked first: without it cuda.core's first call hangs
     except OSError as error:
         raise ConfigError(f"no CUDA driver on this machine: {error}") from error
     return compiled(kernel, arch, row, cell, width=width).get_kernel(kernel)

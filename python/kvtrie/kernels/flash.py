@@ -1,7 +1,7 @@
 """Flash: attention by `cuda/attend.cu`, and the weights of rows by `cuda/attend_weights.cu`.
 
-Invariant: what a kernel cannot take is said before (`takes`), and torch's way is taken. Cost: a
-launch, one more where the weights are wanted, and four bytes per query between them.
+Invariant: callers check support in advance (`takes`) and use torch otherwise. Cost: a launch, a
+second launch for weights, and four bytes per query between them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["Flash", "ready", "starts_at_vectors", "takes", "width_of"]
 
 _WIDEST = 256
-_STEP = 32  # widths that are compiled are multiples of this
+_STEP = 32  # compiled widths are multiples of this
 _MOST_BLOCKS = 65_535  # of a grid, along y and z
 
 
 def takes(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool:
-    """Whether the kernels take these tensors, on whatever device: formats, widths and places."""
+    """Return whether the kernels support the formats, widths and strides of these tensors."""
     dim, every = query.shape[-1], (query, keys, values)
     return (
         query.dtype in ROWS
@@ -41,18 +41,18 @@ def takes(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool
 
 
 def starts_at_vectors(each: torch.Tensor) -> bool:
-    """Whether all rows begin at a whole vector, with their numbers side by side."""
+    """Return whether all rows are contiguous and begin at a vector of 16 bytes."""
     apart = [step * each.dtype.itemsize for step in each.stride()[:-1]]
     return each.stride(-1) == 1 and not any(x % VECTOR_BYTES for x in (each.data_ptr(), *apart))
 
 
 def width_of(query: torch.Tensor) -> int:
-    """Numbers of a head that a block has room for."""
+    """Return the numbers of a head with room in a block."""
     return -(-query.shape[-1] // _STEP) * _STEP
 
 
 class Flash:
-    """Launches of both kernels over one layer's queries and rows; see `attend`.
+    """Launches of both kernels over a layer's queries and rows, see `attend`.
 
     Args:
         query: `(batch, query_heads, m, dim)`.
@@ -61,7 +61,7 @@ class Flash:
         token_pos: int64 `(batch, kv_heads, rows)`.
         input_pos: position of the first query.
         first: int64 `(batch,)`, or None.
-        scale: of the products.
+        scale: factor of the products.
 
     Attributes:
         out: `(batch, query_heads, m, dim)`, written by `attend`.
@@ -89,7 +89,7 @@ class Flash:
         batch, heads, new, _ = query.shape
         self.out = torch.empty_like(query, memory_format=torch.contiguous_format)
         self.lse = query.new_empty((batch, heads, new), dtype=torch.float32)
-        # Each is written whole.
+        # The kernels write every number of these tensors.
         self.weights = query.new_empty((batch, heads, keys.shape[2]), dtype=torch.float32)
 
     def attend(self) -> None:
@@ -104,7 +104,7 @@ class Flash:
         start(kernel, what, self.out.device)
 
     def launch(self, kernel: Kernel) -> Launch:
-        """The launch of one of the two."""
+        """Return the launch of a kernel, "attend" or "attend_weights"."""
         query, keys, _ = self._rows
         batch, heads, new, _ = query.shape
         groups, rows = keys.shape[1], keys.shape[2]
@@ -121,7 +121,7 @@ class Flash:
 
     @property
     def arguments(self) -> tuple[torch.Tensor | int, ...]:
-        """Arguments of `attend`, which its backward pass takes first: all but those written."""
+        """Input arguments of `attend`, also the first arguments of its backward pass."""
         values = self._rows[2]
         return (*self._query_arguments, values, *values.stride()[:3], *self._sight)
 
@@ -132,7 +132,7 @@ class Flash:
 
     @property
     def _sight(self) -> tuple[torch.Tensor | int, ...]:
-        """Arguments of the mask, and sizes."""
+        """Arguments for the mask, and sizes."""
         query, keys, _ = self._rows
         _, heads, new, dim = query.shape
         first = 0 if self._first is None else self._first
@@ -141,12 +141,12 @@ class Flash:
 
 
 def _tiles(width_bytes: int) -> tuple[int, int]:
-    """Queries and keys of a block, as in attend.cuh."""
-    if width_bytes <= 256:  # noqa: PLR2004 - as there
+    """Return the queries and keys of a block, as in attend.cuh."""
+    if width_bytes <= 256:  # noqa: PLR2004 - as in attend.cuh
         return 64, 32
     return (32, 16) if width_bytes <= 512 else (16, 8)  # noqa: PLR2004
 
 
 def ready(device: torch.device) -> bool:
-    """Whether a device starts kernels, and what they are started by is here."""
+    """Return whether a device is CUDA and the extra `cuda` is installed."""
     return device.type == "cuda" and launchable()

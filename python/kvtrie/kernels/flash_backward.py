@@ -1,8 +1,8 @@
 """FlashBackward: the gradients of attention by `cuda/attend_backward.cu`, after `Flash`.
 
-Invariant: `takes_back` says before whether the kernel can run, otherwise torch does; the rows'
-gradients are added to the tensors given. Cost: `attend` once more, for the sums and outputs that
-were not kept, a product of two arrays of a step's size, and one launch.
+Invariant: callers check support in advance (`takes_back`) and use torch otherwise. The rows'
+gradients are added to the given tensors. Cost: a second `attend` for sums and outputs, a product of
+two arrays of a step's size, and a launch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvtrie.kernels.launch import Launch, start
 
 __all__ = ["FlashBackward", "takes_back"]
 
-_WIDEST_BYTES = 512  # of a head: wider ones find no room in a block
+_WIDEST_BYTES = 512  # of a head: wider heads do not fit into a block
 
 
 def takes_back(
@@ -25,7 +25,7 @@ def takes_back(
     key_grads: torch.Tensor,
     value_grads: torch.Tensor,
 ) -> bool:
-    """Whether the kernel takes these tensors, on whatever device; see `takes`."""
+    """Return whether the kernel supports these tensors, see `takes`."""
     return (
         takes(query, keys, values)
         and width_of(query) * query.dtype.itemsize <= _WIDEST_BYTES
@@ -37,11 +37,11 @@ def takes_back(
 
 
 class FlashBackward:
-    """Launch of the kernel over one layer's queries and rows; see `attend_backward`.
+    """Launch of the kernel over a layer's queries and rows, see `attend_backward`.
 
     Args:
-        flash: the forward pass, which has attended.
-        grad: of its output, `(batch, query_heads, m, dim)`.
+        flash: the forward pass, after `attend`.
+        grad: gradient of its output, `(batch, query_heads, m, dim)`.
         key_grads: fp32 `(batch, kv_heads, rows, dim)`, added to.
         value_grads: like `key_grads`.
 
@@ -68,7 +68,7 @@ class FlashBackward:
         start("attend_backward", self.launch(), self.query_grads.device)
 
     def launch(self) -> Launch:
-        """What starts it."""
+        """Return the launch."""
         batch, heads, new, _ = self.query_grads.shape
         groups, rows = self._row_grads[0].shape[1:3]
         width = width_of(self.query_grads)
@@ -82,7 +82,7 @@ class FlashBackward:
 
 
 def _own(width_bytes: int) -> int:
-    """Queries or rows that a block owns, as in attend_backward.cu."""
-    if width_bytes <= 128:  # noqa: PLR2004 - as there
+    """Return the number of queries or rows of a block, as in attend_backward.cu."""
+    if width_bytes <= 128:  # noqa: PLR2004 - as in attend_backward.cu
         return 64
     return 32 if width_bytes <= 256 else 16  # noqa: PLR2004

@@ -1,6 +1,6 @@
-"""Formats: the number formats that kernels read and write, and their names in CUDA.
+"""Formats: the number formats of the kernels, and their names in CUDA.
 
-Invariant: rows are in a format that models compute in, cells in any. Cost: none.
+Invariant: rows are in a format of models' computation, cells in any format. Cost: none.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 __all__ = ["CELLS", "LARGEST", "ROWS", "VECTOR_BYTES"]
 
 ROWS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-"""Formats of rows: what projections give and attention takes."""
+"""Formats of rows: outputs of projections and inputs of attention."""
 
 CELLS = {**ROWS, torch.float8_e4m3fn: "fp8", torch.int8: "int8"}
 """Formats of pools."""
@@ -19,4 +19,4 @@ LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 """The value of a quantised format's largest code at scale 1."""
 
 VECTOR_BYTES = 16
-"""A lane reads and writes this many bytes of a row at a time."""
+"""Bytes of a row read or written by a lane at a time."""

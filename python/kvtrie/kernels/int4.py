@@ -1,10 +1,10 @@
 """Int4: whole blocks packed to 4-bit codes with scales in fp16, and unpacked to rows.
 
-A scale covers up to 32 numbers: of K those of one channel in consecutive tokens, whose least number
-is kept too (codes 0 to 15), of V consecutive numbers of one head of a token. A scale of V is the
-number of largest magnitude divided by -8, which is code -8 then.
-Invariant: what is wrong is refused before anything is written; kernel and twin leave the same
-bytes. Cost: one launch for K and one for V; the twin takes several passes on the CPU.
+A scale covers up to 32 numbers. A group of K has the numbers of a channel in consecutive tokens,
+and its minimum is stored too (codes 0 to 15). A group of V has consecutive numbers of a token's
+head. Its scale is the number of largest magnitude divided by -8, so this number has code -8.
+Invariant: invalid arguments are refused before any write. Kernel and twin write the same bytes.
+Cost: a launch each for K and V. The twin takes several passes on the CPU.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["Packed", "check_packed", "launch_of", "pack", "unpack"]
 
 _THREADS = 256
-_STEP = 16  # numbers of a head: a vector of codes of either row format is whole
+_STEP = 16  # numbers of a head: gives whole vectors of codes for all row formats
 _MOST = 65504.0  # of fp16
-_MOST_JOBS = 1 << 31  # of a launch: the kernel counts them in 32 bits
+_MOST_JOBS = 1 << 31  # of a launch: the kernel counts jobs in 32 bits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +43,7 @@ class Packed:
         block_tokens: tokens of a unit.
         heads: heads.
         dim: numbers of a head.
-        keys: whether it is K, whose scales cover a channel.
+        keys: whether it is K, with scales per channel.
     """
 
     memory: torch.Tensor
@@ -56,17 +56,17 @@ class Packed:
 
     @property
     def scales(self) -> tuple[int, int, int, int]:
-        """The shape of a unit's fp16 numbers: of K scales and least numbers, of V scales alone."""
+        """Shape of a unit's fp16 numbers: scales, and for K minimums too."""
         if self.keys:
             return (2, -(-self.block_tokens // INT4_GROUP), self.heads, self.dim)
         return (1, self.block_tokens, self.heads, -(-self.dim // INT4_GROUP))
 
 
 def check_packed(dim: int) -> None:
-    """Raise for heads that kernels of int4 cannot serve.
+    """Refuse heads not supported by the int4 kernels.
 
     Raises:
-        ConfigError: numbers of a head that are no multiple of 16.
+        ConfigError: the numbers of a head are no multiple of 16.
     """
     if dim < _STEP or dim % _STEP:
         raise ConfigError(f"a head of {dim} numbers is no multiple of {_STEP}, which int4 wants")
@@ -76,29 +76,29 @@ def pack(packed: Packed, units: torch.Tensor, rows: torch.Tensor) -> None:
     """Write rows of whole blocks into units.
 
     Args:
-        packed: where to.
+        packed: the target.
         units: integers `(n,)` on the CPU, all different.
         rows: fp32, fp16 or bf16 `(n * block_tokens, heads, dim)`, contiguous.
 
     Raises:
-        ConfigError: what kernels cannot serve; nothing is written then.
+        ConfigError: arguments not supported by the kernels. Nothing is written then.
     """
     where = _checked(packed, units, rows, distinct=True)
     _run("pack_int4", packed, where, rows)
 
 
 def unpack(packed: Packed, units: torch.Tensor, rows: torch.Tensor) -> None:
-    """Read units into rows of whole blocks; arguments as of `pack`, units may repeat.
+    """Read units into rows of whole blocks, with the arguments of `pack`. Units may repeat.
 
     Raises:
-        ConfigError: what kernels cannot serve; nothing is written then.
+        ConfigError: arguments not supported by the kernels. Nothing is written then.
     """
     where = _checked(packed, units, rows, distinct=False)
     _run("unpack_int4", packed, where, rows)
 
 
 def launch_of(kernel: Kernel, packed: Packed, units: torch.Tensor, rows: torch.Tensor) -> Launch:
-    """The launch of a kernel over units; `units` are int64 on the device of the memory."""
+    """Return the launch of a kernel over `units`, int64 on the device of the memory."""
     vectors = packed.dim // (VECTOR_BYTES // rows.element_size())
     jobs = packed.block_tokens * packed.heads * vectors
     if kernel == "pack_int4":
@@ -107,7 +107,7 @@ def launch_of(kernel: Kernel, packed: Packed, units: torch.Tensor, rows: torch.T
     total = jobs * len(units)
     return Launch(
         row=ROWS[rows.dtype],
-        cell="int8",  # codes are bytes whatever this is
+        cell="int8",  # not used: codes are bytes
         grid=(-(-total // _THREADS), 1, 1),
         block=(_THREADS, 1, 1),
         arguments=(
@@ -168,7 +168,7 @@ def _run(kernel: Kernel, packed: Packed, units: torch.Tensor, rows: torch.Tensor
 
 @torch.no_grad()
 def pack_twin(packed: Packed, units: torch.Tensor, rows: torch.Tensor) -> None:
-    """What `pack_int4` means, in torch."""
+    """Pack rows in torch, the reference of `pack_int4`."""
     numbers = _grouped(packed, rows.float())
     along = 2 if packed.keys else -1
     most, least = numbers.amax(along, keepdim=True), numbers.amin(along, keepdim=True)
@@ -192,7 +192,7 @@ def pack_twin(packed: Packed, units: torch.Tensor, rows: torch.Tensor) -> None:
 
 @torch.no_grad()
 def unpack_twin(packed: Packed, units: torch.Tensor, rows: torch.Tensor) -> None:
-    """What `unpack_int4` means, in torch."""
+    """Unpack rows in torch, the reference of `unpack_int4`."""
     count = len(units)
     pairs = _codes(packed)[units]
     codes = torch.stack((pairs & 15, pairs >> 4), dim=-1)
@@ -206,7 +206,7 @@ def unpack_twin(packed: Packed, units: torch.Tensor, rows: torch.Tensor) -> None
 
 
 def _grouped(packed: Packed, numbers: torch.Tensor) -> torch.Tensor:
-    """Numbers with an axis along each group, filled up with the group's last numbers.
+    """Return numbers with an axis along each group, filled up with the group's last numbers.
 
     `(n, groups, 32, heads, dim)` for K, `(n, tokens, heads, groups, 32)` for V.
     """
@@ -221,19 +221,19 @@ def _grouped(packed: Packed, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _ungrouped(packed: Packed, grouped: torch.Tensor) -> torch.Tensor:
-    """The inverse: `(n, tokens, heads, dim)`."""
+    """Undo `_grouped` and return `(n, tokens, heads, dim)`."""
     if packed.keys:
         return grouped.flatten(1, 2)[:, : packed.block_tokens].contiguous()
     return grouped.flatten(3)[..., : packed.dim].contiguous()
 
 
 def _codes(packed: Packed) -> torch.Tensor:
-    """The codes of all units, `(units, bytes)`."""
+    """Return the codes of all units, `(units, bytes)`."""
     size = packed.block_tokens * packed.heads * packed.dim // 2
     return packed.memory[:, packed.codes_at : packed.codes_at + size]
 
 
 def _scales(packed: Packed) -> torch.Tensor:
-    """The scales of all units, `(units, bytes)`."""
+    """Return the scales of all units, `(units, bytes)`."""
     size = math.prod(packed.scales) * torch.float16.itemsize
     return packed.memory[:, packed.scales_at : packed.scales_at + size]

@@ -1,7 +1,7 @@
-"""Launch: a call as a kernel sees it (formats, grid, arguments), and its start on a device.
+"""Launch: formats, grid and arguments of a kernel, and its start on a device.
 
-Invariant: arguments stand in the order of the kernel's signature, all eight bytes wide. Cost: a
-few microseconds of Python per launch; nothing waits for the device.
+Invariant: arguments are in the order of the kernel's signature, all eight bytes wide. Cost: a few
+microseconds of Python per launch, without waiting for the device.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 
 __all__ = ["Launch", "launch", "start", "step_format"]
 
-_THREADS = 256  # enough to hide a block's start; a wider token takes more
+_THREADS = 256  # enough to hide a block's start, more for a wide token
 _FOUND = {"token": 1, "group": 2}  # as `Found` in paged.cuh
 
 
 def step_format(cells: torch.dtype) -> torch.dtype:
-    """The format whose vectors `rerotate` goes by: the cells' own, or bf16 for one-byte cells."""
+    """Return the format for the vectors of `rerotate`: the cells' own, or bf16 for byte cells."""
     return cells if cells in ROWS else torch.bfloat16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launch:
-    """One kernel's start.
+    """The start of a kernel.
 
     Attributes:
-        row: format of rows, as CUDA names it.
+        row: format of rows, by its name in CUDA.
         cell: format of cells.
         grid: blocks of threads along tokens, layers and planes.
         block: threads along lanes, heads and tokens.
-        arguments: numbers and tensors (their addresses count).
-        width: numbers of a head that a block has room for, of the kernels of attention.
+        arguments: numbers, and tensors for their addresses.
+        width: numbers of a head with room in a block, for the kernels of attention.
     """
 
     row: str
@@ -55,7 +55,7 @@ class Launch:
 
     @classmethod
     def of(cls, call: Call, *, threads: int = _THREADS) -> Launch:
-        """The launch of a call's kernel, in blocks of about `threads` threads."""
+        """Return the launch of a call's kernel, in blocks of about `threads` threads."""
         cells = call.planes[0].cells
         rows = step_format(cells.dtype) if call.kernel == "rerotate" else call.rows[0].dtype
         layers, _, block_tokens, heads, dim = cells.shape
@@ -88,7 +88,7 @@ def launch(call: Call) -> None:
 
 
 def start(kernel: Kernel, what: Launch, device: torch.device) -> None:
-    """Start a kernel on the device of this index, in torch's current stream."""
+    """Start a kernel on a device, in torch's current stream."""
     cuda, at = core(), device.index
     with nullcontext() if at == torch.cuda.current_device() else torch.cuda.device(at):
         code = loaded(kernel, _arch(at), what.row, what.cell, what.width)
@@ -98,7 +98,7 @@ def start(kernel: Kernel, what: Launch, device: torch.device) -> None:
 
 
 def _current(device: int) -> int:
-    """The handle of torch's current stream; its public call takes as long as a launch."""
+    """Return the handle of torch's current stream, without the slow public call."""
     return torch._C._cuda_getCurrentRawStream(device)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 
@@ -110,18 +110,18 @@ def _arch(device: int) -> str:
 
 @functools.cache
 def _stream(handle: int) -> Any:  # noqa: ANN401 - cuda.core's Stream
-    """Torch's stream for cuda.core, which makes a class for each handle."""
+    """Return torch's stream as a cached object of cuda.core."""
     return core().Stream.from_handle(handle)
 
 
 def _both(call: Call, given: Sequence[torch.Tensor]) -> tuple[torch.Tensor | int, ...]:
-    """The arguments of each plane for the kernel; `rerotate` takes only keys."""
+    """Return the arguments of both planes for the kernel, only of keys for `rerotate`."""
     missing = (1 if call.kernel == "rerotate" else 2) - len(given)
     return (*given, *([0] * missing))
 
 
 def _scales(call: Call) -> tuple[torch.Tensor | int, ...]:
-    """Scales, how far apart they are, and, where numbers are written, whether they are found."""
+    """Return scales and strides, and for writing kernels the kind of computed scales."""
     scales = [plane.scales for plane in call.planes if plane.scales is not None]
     apart = scales[0].stride() if scales else (0, 0, 0, 0)
     found = () if call.kernel == "paged_gather" else (_FOUND.get(call.covers, 0),)

@@ -1,8 +1,8 @@
-"""Attention of the last tokens of a sequence to rows in the order of their positions.
+"""Ordered: attention of the last tokens of a sequence to rows in the order of their positions.
 
-Queries go in slices, each over the rows that its window reaches, so no mask of the whole is made.
-torch differentiates it.
-Invariant: padding sees itself alone. Cost: with a window, queries times twice the window.
+Queries are split into slices, each with the rows of its window, so no full mask is made. torch can
+differentiate it.
+Invariant: padding attends only to itself. Cost: with a window, queries times twice the window.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["attend_ordered"]
 
-_LEAST = 64  # queries of a slice, however small the window is
+_LEAST = 64  # smallest number of queries of a slice, also for small windows
 
 
 def attend_ordered(
@@ -39,17 +39,17 @@ def attend_ordered(
     terms: Terms | None = None,
     tmp_array_limit_gb: float = 3.0,
 ) -> torch.Tensor:
-    """Attention of queries to their own rows, which are the last, and to those before.
+    """Compute attention of queries to their own rows, the last rows, and to earlier rows.
 
     Args:
         query: `(batch, query_heads, m, dim)`, rotated.
         keys: `(batch, kv_heads, rows, dim)`, rotated, at consecutive positions.
         values: like `keys`.
-        span: rows that a query sees, its own included; None sees all before it.
+        span: number of rows visible to a query, including its own. None for all earlier rows.
         input_pos: position of the first query.
-        first: integers `(batch,)`, the first position of each batch row that is no padding; None
-            where nothing is padded.
-        scale: of the products; None takes `dim ** -0.5`.
+        first: integers `(batch,)`, the first position after the padding of each batch row. None
+            without padding.
+        scale: factor of the products. None takes `dim ** -0.5`.
         terms: additions to the softmax.
         tmp_array_limit_gb: bound of temporary arrays, in 10^9 bytes.
 
@@ -57,7 +57,7 @@ def attend_ordered(
         `(batch, query_heads, m, dim)`.
 
     Raises:
-        ConfigError: a limit below the weights of one query.
+        ConfigError: the limit is below the weights of a query.
     """
     batch, heads, new, dim = query.shape
     rows = keys.shape[2]

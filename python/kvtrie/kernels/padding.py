@@ -1,8 +1,9 @@
-"""Padding: the least number of queries at which a padded square beats a mask in torch's kernel.
+"""Padding: the smallest number of queries for a padded square to be faster than a mask.
 
-Queries that are padded to a square cost more products and need no mask. The break-even depends on
-the device; `python -m benches.selective.padding` measures it into `padding.json`, per kind of
-device a list of (rows, least number of queries, or null where padding never paid).
+Queries padded to a square cost more products and need no mask in torch's kernel. The break-even
+depends on the device. `python -m benches.selective.padding` measures it and writes `padding.json`:
+per kind of device a list of (rows, smallest number of queries, or null if padding was never
+faster).
 Invariant: a device without a measurement never pads. Cost: a search among a few points.
 """
 
@@ -18,12 +19,12 @@ from typing import TypeAlias, cast
 __all__ = ["Points", "pays", "stored"]
 
 Points: TypeAlias = "list[tuple[int, int | None]]"
-"""(rows, least number of queries), by rising rows."""
+"""(rows, smallest number of queries), by ascending rows."""
 
 
 @functools.cache
 def stored() -> dict[str, Points]:
-    """The measurements, by kind of device."""
+    """Return the measurements, by kind of device."""
     text = files(__package__ or "kvtrie.kernels").joinpath("padding.json").read_text()
     return {name: [(n, q) for n, q in points] for name, points in _read(text).items()}
 
@@ -33,10 +34,10 @@ def _read(text: str) -> dict[str, list[list[int]]]:
 
 
 def pays(kind: str, queries: int, rows: int, points: Points | None = None) -> bool:
-    """Whether padding `queries` queries to `rows` rows is faster on a kind of device.
+    """Return whether padding `queries` queries to `rows` rows is faster on a kind of device.
 
-    Between two numbers of rows that were measured the bound is interpolated, by logarithms; below
-    the first one it is that one's, above the last one that one's share of the rows.
+    The bound is interpolated by logarithms between two measured numbers of rows. Below the first
+    measurement its bound applies, above the last its ratio of queries to rows.
     """
     measured = stored().get(kind, []) if points is None else points
     if not measured:

@@ -1,7 +1,7 @@
-"""Pages: layers of a pool as tensors that kernels and twins address by slot.
+"""Pages: layers of a pool as tensors, addressed by slot in kernels and twins.
 
 A slot is a token's place: `block * block_tokens + token of the block`.
-Invariant: views only; the `Layout` gives the place of each byte of the pool. Cost: no copy.
+Invariant: pages are views. The `Layout` gives the place of each byte of the pool. Cost: no copy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["FRESH", "Covers", "Pages", "Plane"]
 Covers: TypeAlias = Literal["none", "tensor", "head", "token", "group"]
 
 FRESH: tuple[Covers, ...] = ("token", "group")
-"""Coverage of scales that are computed again with each write; other scales are given and stay."""
+"""Coverage of scales computed with each write. All remaining scales are given and fixed."""
 
 _INSIDE: set[Axis] = {"kv", "token", "head", "dim"}
 _AXES: tuple[Axis, ...] = ("block", "token", "head", "dim")
@@ -35,13 +35,13 @@ _SCALE_BYTES = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plane:
-    """K, V or latent vectors of one layer of a pool, or of several.
+    """K, V or latent vectors of a layer of a pool, or of several layers.
 
     Attributes:
-        cells: `(blocks, block_tokens, heads, dim)`, strided as the layout wants; of several layers
-            `(layers, blocks, block_tokens, heads, dim)`.
-        scales: fp32, what one code of each head is worth, of the cells' shape without `dim`; heads,
-            tokens or blocks that share one have stride 0. None for plain numbers.
+        cells: `(blocks, block_tokens, heads, dim)`, with the strides of the layout. For several
+            layers `(layers, blocks, block_tokens, heads, dim)`.
+        scales: fp32 value of a code step, in the cells' shape without `dim`. Heads, tokens or
+            blocks with a shared scale have stride 0. None for plain numbers.
     """
 
     cells: torch.Tensor
@@ -49,19 +49,19 @@ class Plane:
 
     @property
     def capacity(self) -> int:
-        """Slots: tokens that fit, each with all its layers."""
+        """Number of slots, one per token with all its layers."""
         return self.cells.shape[-4] * self.cells.shape[-3]
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Pages:
-    """One layer of a pool, or several at a constant distance.
+    """A layer of a pool, or several layers at a constant distance.
 
     Attributes:
-        planes: K and V, or the latent vectors alone.
-        covers: what one scale covers, as in `Layout.scales`: "tensor" and "head" are given and
-            stay; "token" (all heads of a token) and "group" (one head of a token) are computed
-            again whenever a token is written.
+        planes: K and V, or only the latent vectors.
+        covers: coverage of a scale, as in `Layout.scales`. Scales of "tensor" and "head" are given
+            and fixed. Scales of "token" (all heads of a token) and "group" (a head of a token) are
+            computed with each write of the token.
         turned: whether keys carry their position's rotation.
     """
 
@@ -84,28 +84,27 @@ class Pages:
         layer: int | tuple[int, int] = 0,
         scales: Sequence[torch.Tensor] = (),
     ) -> Self:
-        """The pages of one layer, or of a range of layers, in a pool's memory.
+        """Return the pages of a layer, or of a range of layers, in a pool's memory.
 
         Args:
-            memory: the pool's bytes, contiguous uint8: one tensor, or K's and V's where the layout
-                splits them (`Pool.planes`).
+            memory: the pool's bytes, contiguous uint8: a tensor, or separate tensors of K and V if
+                the layout splits them (`Pool.planes`).
             layout: the place of each number in it.
             blocks: blocks (with layer slots: units, and `layers` is 1).
             block_tokens: tokens per block, any number.
             heads: heads of K and V on this rank.
             head_dim: numbers per head of K, or of the latent vector.
-            v_head_dim: numbers per head of V where they differ.
+            v_head_dim: numbers per head of V, by default `head_dim`.
             layers: layers in a block.
-            layer: which of them; `(lo, hi)` is a range, which verbs take as one piece: rows are
-                `(hi - lo, n, heads, dim)` then.
-            scales: one tensor per plane where the layout quantises: `(1,)` for "tensor",
-                `(heads,)` for "head", `(blocks, block_tokens)` for "token" and `(blocks,
-                block_tokens, heads)` for "group"; a range of layers puts its own axis before. The
-                last two follow the numbers, in the room that `Layout.planes` reserves, unless they
-                are given.
+            layer: index of the layer, or `(lo, hi)` for a range. Verbs process a range as a whole,
+                with rows `(hi - lo, n, heads, dim)`.
+            scales: for a quantised layout, a tensor per plane: `(1,)` for "tensor", `(heads,)` for
+                "head", `(blocks, block_tokens)` for "token" and `(blocks, block_tokens, heads)` for
+                "group". A range of layers adds a first axis. By default, scales of "token" and
+                "group" are in the pool after the numbers, in the room reserved by `Layout.planes`.
 
         Raises:
-            ConfigError: numbers that the layout cannot serve, or memory that is too small.
+            ConfigError: sizes not supported by the layout, or too little memory.
         """
         lo, hi = (layer, layer + 1) if isinstance(layer, int) else layer
         if not 0 <= lo < hi <= layers or min(blocks, block_tokens, heads, head_dim) < 1:
@@ -152,7 +151,7 @@ class Pages:
 
     @property
     def layers(self) -> int | None:
-        """Layers of a range; None for one layer without a layer axis."""
+        """Number of layers of a range, None for a layer without a layer axis."""
         cells = self.planes[0].cells
         return len(cells) if len(cells.shape) > len(_AXES) else None
 
@@ -187,7 +186,7 @@ def _behind(
     start: dict[Axis, int],
     strides: dict[Axis, int],
 ) -> torch.Tensor:
-    """The scales after the numbers of each layer of each block, as a view of the cells' shape."""
+    """Return the scales after the numbers of each layer of each block, in the cells' shape."""
     if layout.strides is not None or set(layout.order[2:]) != _INSIDE:
         raise ConfigError(
             f"scales by {layout.scales!r} follow the layer of a block that is contiguous: "
@@ -213,7 +212,7 @@ def _viewed(
     shape: dict[Axis, int],
     strides: dict[Axis, int],
 ) -> torch.Tensor:
-    """Numbers in a pool's bytes, from byte `begin` on, `strides` bytes apart, along those axes."""
+    """Return a view of numbers in a pool's bytes, from byte `begin` on, with strides in bytes."""
     width = dtype.itemsize
     along: tuple[Axis, ...] = ("layer", *_AXES)
     axes: list[Axis] = [axis for axis in along if axis in strides]
@@ -229,7 +228,7 @@ def _viewed(
 
 
 def _spread(scales: torch.Tensor, cells: torch.Tensor, covers: Covers) -> torch.Tensor:
-    """Given scales as a view of the cells' shape; what they share has stride 0."""
+    """Return given scales as a view in the cells' shape, with stride 0 along shared axes."""
     layers, blocks, tokens, heads, _ = cells.shape
     wanted = {
         "tensor": (layers, 1, 1, 1),

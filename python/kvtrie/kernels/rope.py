@@ -1,9 +1,9 @@
 """Rope: tables of cosines and sines for rotary position embedding.
 
-A pair of numbers (x, y) at position p turns by the angle p * w_j (RoFormer, equation 15, with
-w_j = theta^(-2j / width)): x' = x cos - y sin, y' = y cos + x sin. Tables rather than theta,
-because the angle of a late position has few fp32 digits left for the turn: they are computed in
-fp64, once, and serve every scaling of the frequencies (linear, NTK-aware, YaRN).
+A pair of numbers (x, y) at position p is rotated by the angle p * w_j (RoFormer, equation 15, with
+w_j = theta^(-2j / width)): x' = x cos - y sin, y' = y cos + x sin. Kernels use tables instead of
+theta, because the large angle of a late position loses fp32 digits. Tables are computed once, in
+fp64, and support every scaling of the frequencies (linear, NTK-aware, YaRN).
 Invariant: row p of the tables belongs to position p. Cost: 4 * width bytes per position.
 """
 
@@ -26,17 +26,17 @@ _AXES = ("length", "width / 2")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rope:
-    """What turns keys.
+    """Tables for the rotation of keys.
 
     Attributes:
         cos: fp32 `(length, width / 2)`.
         sin: like `cos`.
-        first: offset of the rotary part in the head; the part is at one of the head's ends.
+        first: offset of the rotary part in the head. The part is at the start or end of the head.
         neighbours: whether numbers 2j and 2j + 1 are a pair (GPT-J, DeepSeek), instead of j and
             j + width / 2 (GPT-NeoX, Llama).
 
     Raises:
-        ConfigError: tables of other types or of two shapes.
+        ConfigError: tables of wrong types or different shapes.
     """
 
     cos: torch.Tensor
@@ -74,7 +74,7 @@ class Rope:
         neighbours: bool = False,
         device: torch.device | str = "cpu",
     ) -> Self:
-        """Tables for positions 0 to `length - 1` and `width` numbers of a head.
+        """Return tables for positions 0 to `length - 1` and `width` numbers of a head.
 
         Raises:
             ConfigError: an odd width, or a length below 1.
@@ -88,15 +88,15 @@ class Rope:
 
     @property
     def part(self) -> slice:
-        """Which numbers of a head turn."""
+        """The rotary part of a head."""
         return slice(self.first, self.first + self.width)
 
     @property
     def length(self) -> int:
-        """Positions that the tables know."""
+        """Number of positions in the tables."""
         return self.cos.shape[0]
 
     @property
     def width(self) -> int:
-        """Numbers of a head that turn."""
+        """Number of rotated numbers of a head."""
         return 2 * self.cos.shape[1]

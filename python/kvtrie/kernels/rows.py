@@ -1,10 +1,10 @@
 """Rows: raw copies between two tensors of bytes, row by row.
 
-Long runs of neighbours go through the card's copy engine, which leaves its multiprocessors alone.
-Short ones would take longer to start than to copy: between a card and pinned memory, or on the
-card, one kernel takes them all.
-Invariant: rows are of one width, and those of a copy do not overlap. Cost: one call of the driver
-per run of neighbours on both sides, or one launch.
+Long runs of adjacent rows use the GPU's copy engine, without its multiprocessors. Short runs would
+take longer to start than to copy. Between a GPU and pinned memory, or on the GPU, a single kernel
+copies them all.
+Invariant: all rows have the same width, and source and target rows do not overlap. Cost: a driver
+call per run of rows adjacent on both sides, or a launch.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 __all__ = ["copy_rows"]
 
 _SHORT_BYTES = 1 << 20
-"""Runs below this on average go through the kernel: a call of the driver takes as long as these."""
+"""Average bytes of a run below which the kernel is used: a driver call takes as long."""
 
 _THREADS = 1024
 _AT_ONCE = 4  # as in paged_copy.cu
 _LINK_BLOCKS = 4  # fill a link, and leave the other multiprocessors to computation
 _CARD_BLOCKS = 1024
-_MOST_VECTORS = 1 << 30  # of a launch: the kernel counts them in 32 bits
+_MOST_VECTORS = 1 << 30  # of a launch: the kernel counts vectors in 32 bits
 
 
 def copy_rows(
@@ -43,16 +43,16 @@ def copy_rows(
     target: torch.Tensor,
     rows: NDArray[np.int64],
 ) -> None:
-    """Copy rows of one tensor to rows of another; on a GPU without waiting.
+    """Copy rows of a tensor to rows of a second tensor, on a GPU without waiting.
 
     Args:
         source: uint8 `(n, bytes)`.
-        source_rows: int64, which of them.
+        source_rows: int64, indices of rows in the source.
         target: uint8 `(m, bytes)`.
-        rows: int64, which of its rows they become, all different.
+        rows: int64, indices of rows in the target, all different.
 
     Raises:
-        ConfigError: a row beyond its tensor; nothing is copied then.
+        ConfigError: a row beyond its tensor. Nothing is copied then.
     """
     if not len(rows):
         return
@@ -78,18 +78,18 @@ def launches(
     rows: NDArray[np.int64],
     device: torch.device,
 ) -> Iterator[Launch]:
-    """Launches of the kernel over any number of rows; `device` holds the rows' numbers."""
+    """Yield launches of the kernel over any number of rows, with row indices on `device`."""
     width = source.shape[1] // VECTOR_BYTES
     most = _MOST_VECTORS // width
     blocks = _CARD_BLOCKS if source.device == target.device else _LINK_BLOCKS
     numbers = torch.as_tensor(np.stack((source_rows, rows)))
-    if device.type == "cuda":  # from plain memory the driver waits for the stream first
+    if device.type == "cuda":  # copies from unpinned memory wait for the stream
         numbers = numbers.pin_memory().to(device, non_blocking=True)
     for first in range(0, len(rows), most):
         of, to = numbers[:, first : first + most]
         vectors = len(to) * width
         yield Launch(
-            row="fp32",  # bytes have no format; any will do
+            row="fp32",  # any format: bytes have none
             cell="fp32",
             grid=(min(blocks, -(-vectors // (_AT_ONCE * _THREADS))), 1, 1),
             block=(_THREADS, 1, 1),
@@ -107,7 +107,7 @@ def launches(
 
 
 def _card(source: torch.Tensor, target: torch.Tensor) -> torch.device | None:
-    """The device whose kernel can copy between both; None where there is none."""
+    """Return the GPU with access to both tensors, or None without such a device."""
     cards = {each.device for each in (source, target) if each.device.type == "cuda"}
     if len(cards) != 1 or not launchable():
         return None

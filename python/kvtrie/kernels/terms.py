@@ -1,4 +1,4 @@
-"""Terms: what some models add to the softmax of attention.
+"""Terms: additions of some models to the softmax of attention.
 
 Invariant: without terms attention is the softmax of scaled products. Cost: a copy of the weights of
 a slice of queries.
@@ -22,9 +22,10 @@ class Terms:
     """Additions of a layer to its attention.
 
     Attributes:
-        softcap: products p become `softcap * tanh(p / softcap)`, as in Gemma 2; None leaves them.
-        sinks: `(query_heads,)`, a logit per query head that takes part in the softmax and has no
-            value, as in gpt-oss; None where there is none.
+        softcap: replaces products p by `softcap * tanh(p / softcap)`, as in Gemma 2. None for no
+            softcap.
+        sinks: `(query_heads,)`, a logit per query head in the softmax without a value, as in
+            gpt-oss. None for no sinks.
     """
 
     softcap: float | None = None
@@ -37,7 +38,7 @@ class Terms:
         return torch.tanh(products / self.softcap) * self.softcap
 
     def slope(self, capped: torch.Tensor) -> torch.Tensor | None:
-        """Return the derivative of `capped` by the products, from its result; None for 1."""
+        """Return the derivative of `capped` by the products, from its result, or None for 1."""
         return None if self.softcap is None else 1.0 - (capped / self.softcap) ** 2
 
     def softmax(self, capped: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""Twin: what each kernel means, in torch, one statement per step.
+"""Twin: reference implementations of the kernels in torch, a statement per step.
 
-Kernels are held against these, and these against a loop over single numbers.
-Invariant: arithmetic is in fp32, and what keeps its format keeps its bits. A slot or position out
-of range is passed over. Cost: several passes over the tokens; it also runs where there is no GPU.
+Tests compare kernels with twins, and twins with loops over single numbers.
+Invariant: arithmetic is in fp32, and numbers that keep their format keep their bits. Slots and
+positions out of range are skipped. Cost: several passes over the tokens. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LEAST_SCALE = 2.0**-126
 
 @torch.no_grad()
 def run(call: Call) -> None:
-    """Do on the CPU (or anywhere) what the call's kernel does."""
+    """Compute a call in torch, on any device."""
     inside = _inside(call)
     call.skipped.copy_(~inside)
     slots = call.slots[inside]
@@ -74,7 +74,7 @@ def _rotate(keys: torch.Tensor, rope: Rope, by: torch.Tensor) -> torch.Tensor:
 
 
 def _read(plane: Plane, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The numbers in slots of every layer, `(layers, n, heads, dim)`."""
+    """Return the numbers in slots of every layer, `(layers, n, heads, dim)`."""
     where = _places(plane, slots)
     cells = plane.cells[where]
     if plane.scales is None:

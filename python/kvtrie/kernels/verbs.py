@@ -1,9 +1,9 @@
-"""Verbs: the operations on paged KV. Checked first, then run by kernels or by their twins.
+"""Verbs: the operations on paged KV, first checked, then run by kernels or by their twins.
 
-Slots and positions on the CPU are checked, and wrong ones refused. On the device the kernel skips
-wrong ones, and the result flags them.
-Invariant: a call that raises has written nothing. Cost: one launch for K and V and all layers of
-the pages; two where K and V differ in width or strides; the CPU's twins take several passes.
+Invalid slots and positions on the CPU are refused. On the device the kernel skips them, and the
+result flags them.
+Invariant: a call with an error has written nothing. Cost: a launch for K and V and all layers of
+the pages, two if K and V differ in width or strides. The CPU's twins take several passes.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Recomputed", "gather", "recompute", "rerotate", "scatter"]
 
-_AXES = 4  # of a plane of one layer
+_AXES = 4  # of a single layer's plane
 _SEEN: WeakKeyDictionary[Pages, dict[int, tuple[Plane, ...]]] = WeakKeyDictionary()
 
 
 class Recomputed(NamedTuple):
-    """What `recompute` says.
+    """Result of `recompute`.
 
     Attributes:
-        skipped: uint8 `(n,)`, 1 where a token was passed over.
-        deviation: fp32 `(planes, n)`, per token the squared distance from the old numbers; None if
-            not wanted.
+        skipped: uint8 `(n,)`, 1 for skipped tokens.
+        deviation: fp32 `(planes, n)`, per token the squared distance from the old numbers. None if
+            not requested.
     """
 
     skipped: torch.Tensor
@@ -51,17 +51,17 @@ def gather(
     """Copy tokens out of their slots, into rows of fp32, fp16 or bf16.
 
     Args:
-        pages: where from.
+        pages: the source.
         slots: integers `(n,)`.
-        keys: K `(n, heads, head_dim)`, or latent vectors, written; heads side by side or strided.
-            Of pages of several layers `(layers, n, heads, head_dim)`.
-        values: V, like `keys`; None for latent pages.
+        keys: K `(n, heads, head_dim)`, or latent vectors, written. Heads may be strided. For pages
+            of several layers `(layers, n, heads, head_dim)`.
+        values: V, like `keys`. None for latent pages.
 
     Returns:
-        uint8 `(n,)`, 1 where a slot was out of range and the row was left alone.
+        uint8 `(n,)`, 1 for a slot out of range with its row unchanged.
 
     Raises:
-        ConfigError: what kernels cannot serve; nothing is written then.
+        ConfigError: arguments not supported by the kernels. Nothing is written then.
     """
     return _rows("paged_gather", pages, slots, keys, values)
 
@@ -69,16 +69,16 @@ def gather(
 def scatter(
     pages: Pages, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Copy rows of tokens into their slots, in the pool's format; arguments as in `gather`.
+    """Copy rows of tokens into their slots, in the pool's format. See `gather` for arguments.
 
-    Slots must differ. Codes are `narrow(x * (1 / scale))`; if each slot has a scale, it is
+    Slots must differ. Codes are `narrow(x * (1 / scale))`. A scale computed per slot is
     `max(largest |x| / largest code, 2^-126)`.
 
     Returns:
-        uint8 `(n,)`, 1 where a slot was out of range and nothing was written.
+        uint8 `(n,)`, 1 for a slot out of range, not written.
 
     Raises:
-        ConfigError: what kernels cannot serve; nothing is written then.
+        ConfigError: arguments not supported by the kernels. Nothing is written then.
     """
     return _rows("paged_scatter", pages, slots, keys, values)
 
@@ -86,21 +86,21 @@ def scatter(
 def rerotate(pages: Pages, slots: torch.Tensor, deltas: torch.Tensor, rope: Rope) -> torch.Tensor:
     """Rotate keys in place, each by `delta` positions, in fp32.
 
-    R(p + delta) = R(delta) R(p): a key computed at position p becomes that of p + delta. The
-    tables must be pure rotations (cos^2 + sin^2 = 1).
+    R(p + delta) = R(delta) R(p): a key at position p becomes the key at p + delta. The tables must
+    be pure rotations (cos^2 + sin^2 = 1).
 
     Args:
-        pages: whose keys (or latent vectors).
+        pages: pages with the keys (or latent vectors).
         slots: integers `(n,)`, all different.
         deltas: integers `(n,)`, above -length and below length of the tables.
         rope: the model's tables.
 
     Returns:
-        uint8 `(n,)`, 1 where a slot or a delta was out of range and the key was left alone.
+        uint8 `(n,)`, 1 for a slot or delta out of range with the key unchanged.
 
     Raises:
-        ConfigError: keys stored without rotation, or what kernels cannot serve; nothing is
-            written then.
+        ConfigError: keys stored without rotation, or arguments not supported by the kernels.
+            Nothing is written then.
     """
     if not pages.turned:
         raise ConfigError("keys of this layout are stored unrotated: there is nothing to turn")
@@ -127,24 +127,24 @@ def recompute(
     rope: Rope | None = None,
     deviation: bool = False,
 ) -> Recomputed:
-    """Put freshly computed tokens into their slots: turn K, quantise, scatter, in one pass.
+    """Write newly computed tokens to their slots: rotate K, quantise and scatter in a single pass.
 
     Args:
-        pages: where to.
+        pages: the target.
         slots: integers `(n,)`, all different.
         keys: K `(n, heads, head_dim)` before rotation, or latent vectors.
-        values: V, like `keys`; None for latent pages.
-        positions: integers `(n,)`, each token's position; with `rope` only.
-        rope: the model's tables; None stores K as it comes.
+        values: V, like `keys`. None for latent pages.
+        positions: integers `(n,)`, each token's position, only with `rope`.
+        rope: the model's tables. None stores K as given.
         deviation: whether to measure, per token and plane, the sum of (fresh - old)^2, in fp32 and
             before fresh is rounded.
 
     Returns:
-        The flags of tokens passed over, and the deviation.
+        The flags of skipped tokens, and the deviation.
 
     Raises:
-        ConfigError: rotation of keys that the layout stores unrotated, or what kernels cannot
-            serve; nothing is written then.
+        ConfigError: rotation for a layout with unrotated keys, or arguments not supported by the
+            kernels. Nothing is written then.
     """
     if rope is not None and not pages.turned:
         raise ConfigError("keys of this layout are stored unrotated: leave rope out")
@@ -219,7 +219,7 @@ def _calls(
 
 
 def _checked(pages: Pages, step: int) -> tuple[Plane, ...]:
-    """The planes, with an axis of layers; looked at when pages are first used with this step."""
+    """Return the planes with an axis of layers, checked on their first use with this step."""
     seen = _SEEN.setdefault(pages, {})
     if step not in seen:
         for plane in pages.planes:
@@ -229,14 +229,14 @@ def _checked(pages: Pages, step: int) -> tuple[Plane, ...]:
 
 
 def _layered(plane: Plane) -> Plane:
-    """The plane with an axis of layers."""
+    """Return the plane with an axis of layers."""
     if len(plane.cells.shape) > _AXES:
         return plane
     return Plane(plane.cells[None], None if plane.scales is None else plane.scales[None])
 
 
 def _lie_alike(planes: Sequence[Plane], rows: Sequence[torch.Tensor]) -> bool:
-    """Whether one launch can serve two planes: they differ in where they begin alone."""
+    """Return whether a single launch works for two planes: only their addresses differ."""
     cells = [plane.cells for plane in planes]
     scales = [plane.scales for plane in planes if plane.scales is not None]
     return all(

@@ -1,14 +1,15 @@
-"""Selective caches: a fixed number of rows per layer and head, kept by what a policy thinks.
+"""Selective caches: a fixed number of rows per layer and head, chosen by a policy.
 
 ```text
-generate --> model --> passes --> steps      a model whose passes are checked first
+generate --> model --> passes --> steps      a model with checks before each pass
                +--> attention, layers --> continuation, park
                +--> decoder_caches --> names --> policies, small, window, mix, coded, foreign
 policies, small, mix --> attn_weights --> buffered --> buffers, cache      a class per kind of rows
 coded, foreign --> quantiser
 ```
 
-Invariant: a selective cache is the state of one request; no plain scope of the trie matches it.
+Invariant: a selective cache is the state of a single request. No plain scope of the trie matches
+it.
 Cost: memory does not grow with the sequence.
 """
 

@@ -1,6 +1,6 @@
 """CacheArguments: arguments of policies in addition to the number of rows.
 
-Invariant: an argument that a policy lacks is refused, whatever its value. Cost: none.
+Invariant: an argument missing in a policy is refused, for any value. Cost: none.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ class CacheArguments:
     """Arguments of policies.
 
     Attributes:
-        grace_period: a token is not evicted before this number of later tokens has come.
-        max_chunk_size: most tokens of a step after the first; None sets no limit.
-        keep_initial_fraction: share of the rows, from the start, that the first eviction spares
-            where a prefill filled the cache and nothing was scored yet.
-        normalize_scores: divide scores by the number of positions over which rows gained them.
-        prefill_scores: score the first step by the weights of this number of its last queries; 0
-            does not.
-        sinks: number of first tokens of each sequence that are never evicted.
-        init_grace_tokens: the same under the name that `lastrec` has for it.
-        decay: what is left of a score after each token.
-        seed: of chance.
-        given: which of these were said.
+        grace_period: number of newest tokens protected from eviction.
+        max_chunk_size: most tokens of a step after the first. None sets no limit.
+        keep_initial_fraction: share of the rows, from the start, spared by the first eviction if a
+            prefill filled the cache without scoring.
+        normalize_scores: divide a score by the number of positions since the token entered.
+        prefill_scores: score the first step by the weights of this number of its last queries. 0
+            disables it.
+        sinks: number of first tokens of each sequence, never evicted.
+        init_grace_tokens: alias of `sinks` for the policy `lastrec`.
+        decay: factor of all scores per new token.
+        seed: seed of random choices.
+        given: names of the arguments passed by the user.
 
     Raises:
-        ConfigError: a number that cannot be.
+        ConfigError: a number out of range.
     """
 
     grace_period: int = 0
@@ -78,10 +78,10 @@ class CacheArguments:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
-        """Arguments by name.
+        """Return the arguments from a mapping by name.
 
         Raises:
-            ConfigError: a name that no policy knows, or a number that cannot be.
+            ConfigError: a name unknown to all policies, or a number out of range.
         """
         names = {each.name for each in fields(cls)} - {"given"}
         if unknown := sorted(set(given) - names):
@@ -91,10 +91,10 @@ class CacheArguments:
         return cls(**given, given=frozenset(given))
 
     def check(self, accepts: Collection[str], policy: str, cache_length: int) -> None:
-        """Refuse what a policy lacks and what a number of rows does not allow.
+        """Check the arguments for a policy and a number of rows.
 
         Raises:
-            ConfigError: either.
+            ConfigError: an argument missing in the policy, or too many protected rows.
         """
         if lacking := sorted(self.given - set(accepts)):
             allowed = f"it takes {', '.join(sorted(accepts))}" if accepts else "it takes none"
@@ -108,7 +108,7 @@ class CacheArguments:
             )
 
     def note(self, cache_length: int) -> None:
-        """Log what brings nothing with a number of rows."""
+        """Log arguments without effect for a number of rows."""
         if self.max_chunk_size is not None and self.max_chunk_size > cache_length // 2:
             log.info(
                 "max_chunk_size %d brings no gain with %d rows: up to %d does",

@@ -1,10 +1,10 @@
-"""The binding to transformers: one attention function, `kvtrie`, and whose pass is running.
+"""Attention: the attention function `kvtrie` for transformers, and the passes using it.
 
 While a pass over a selective cache runs, the model's configuration names this function, and the
-function hands queries, keys and values to the layer's cache. A pass ends by putting the
-configuration back, also when it fails.
-Invariant: passes without a selective cache never see this function; passes over selective caches of
-one model wait for one another. Cost: a lock and two assignments per pass.
+function gives queries, keys and values to the layer's cache. The configuration is restored when
+the pass ends or fails.
+Invariant: passes without a selective cache never see this function. Passes over selective caches of
+the same model run in turn. Cost: a lock and two assignments per pass.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 __all__ = ["Layers", "Passing", "between_passes", "running"]
 
 _NAME = "kvtrie"
-# Additions of some models to attention that rows in any order do not support.
+# Attention arguments of some models, not supported for rows in any order.
 _STRANGE = ("position_bias",)
 _running = local()
-# Of each configuration, which threads of a model share, the lock of its passes.
+# Lock of the passes by `id` of the configuration, shared by the threads of a model.
 _locks: dict[int, Lock] = {}
 
 
 class Layers(Protocol):
-    """An object that holds a cache per layer."""
+    """An object with a cache per layer."""
 
     @property
     def caches(self) -> Sequence[KVCache]:
-        """Layer by layer."""
+        """The caches, layer by layer."""
         ...
 
 
@@ -51,7 +51,7 @@ class Passing:
     """A pass of a model over selective caches, from `begin` to `end`.
 
     Args:
-        config: the configuration that the model's attention reads.
+        config: the configuration of the model's attention.
     """
 
     def __init__(self, config: Any) -> None:  # noqa: ANN401 - a PretrainedConfig
@@ -60,26 +60,27 @@ class Passing:
         self._before: tuple[str, bool | None] | None = None
 
     def begin(self, layers: Layers, *, grad: bool = False) -> None:
-        """Let attention go to these caches, once no other thread runs such a pass.
+        """Direct attention to these caches, after waiting for passes of concurrent threads.
 
         Args:
             layers: the caches.
-            grad: whether the caches can be differentiated; rows of others are overwritten in place.
+            grad: whether the caches can be differentiated. Without it, rows are overwritten in
+                place.
 
         Raises:
-            ConfigError: another pass of this thread is running.
+            ConfigError: a pass of this thread is already running.
         """
         _refuse_nesting()
         self._lock.acquire()
         before = torch.is_grad_enabled()
-        # An unchanged setting is not restored: an interrupted pass ends in other contexts.
+        # An unchanged setting is not restored: an interrupted pass may end in a changed context.
         self._before = self._config._attn_implementation, None if before is grad else before  # noqa: SLF001
         self._config._attn_implementation = _NAME  # noqa: SLF001 - has no public name
         torch.set_grad_enabled(grad)
         _running.layers = layers
 
     def end(self) -> bool:
-        """Put everything back as it was; whether a pass was running."""
+        """Restore the configuration and return whether a pass was running."""
         if self._before is None:
             return False
         _running.layers = None
@@ -93,10 +94,10 @@ class Passing:
 
 @contextmanager
 def between_passes(config: Any) -> Generator[None]:  # noqa: ANN401 - a PretrainedConfig
-    """Keep passes over selective caches waiting while a model is looked at or run without one.
+    """Block passes over selective caches while a model is inspected or run without a cache.
 
     Raises:
-        ConfigError: such a pass of this thread is running.
+        ConfigError: a pass of this thread is running.
     """
     _refuse_nesting()
     with _lock_of(config):
@@ -104,7 +105,7 @@ def between_passes(config: Any) -> Generator[None]:  # noqa: ANN401 - a Pretrain
 
 
 def _lock_of(config: Any) -> Lock:  # noqa: ANN401 - a PretrainedConfig
-    return _locks.setdefault(id(config), Lock())  # an id that returns finds a free one
+    return _locks.setdefault(id(config), Lock())  # a reused id finds a free lock
 
 
 def _refuse_nesting() -> None:
@@ -113,7 +114,7 @@ def _refuse_nesting() -> None:
 
 
 def running(layers: object) -> bool:
-    """Whether this thread runs a pass over these caches."""
+    """Return whether this thread runs a pass over these caches."""
     return getattr(_running, "layers", None) is layers
 
 
@@ -126,8 +127,8 @@ def _attention(
     **given: Any,  # noqa: ANN401 - what transformers passes on
 ) -> tuple[torch.Tensor, None]:
     layers = _mine()
-    # Rows are masked by their positions; no mask is made for this function, so one of four axes
-    # comes from the layer itself.
+    # Rows are masked by their positions. transformers makes no mask for this function, so a mask of
+    # four axes comes from the layer itself.
     if attention_mask is not None and attention_mask.dim() > 2:  # noqa: PLR2004 - rows and columns
         raise ConfigError(
             f"attention of {type(module).__name__} builds its own mask, which selective caches "
@@ -153,15 +154,15 @@ def _attention(
 
 
 def _mask(*_: object, **__: object) -> None:
-    """No mask: rows are masked by their positions."""
+    """Return no mask: rows are masked by their positions."""
     _mine()
 
 
 def _mine() -> Layers:
-    """The caches of this thread's pass.
+    """Return the caches of this thread's pass.
 
     Raises:
-        ConfigError: the pass is a plain one, which found the configuration of another thread's.
+        ConfigError: a plain pass, run while a concurrent thread has changed the configuration.
     """
     layers: Layers | None = getattr(_running, "layers", None)
     if layers is None:

@@ -1,11 +1,11 @@
-"""AttnWeightsKVCache: the base of policies that evict the rows of lowest score.
+"""AttnWeightsKVCache: the base of policies evicting the rows with the lowest scores.
 
-A policy overrides `_compute_scores`. The base keeps the cumulated weights S, finds victims, keeps
-the newest tokens in a ring that no victim comes from, spares sinks, lets padding go first, and
-notes or replays decisions.
-Invariant: the g newest tokens are always there; per-row numbers move with their rows and restart
-with each token; equal scores are ordered by age, so the order of rows decides nothing.
-Cost: per step one addition over the rows and one partial sort.
+A policy overrides `_compute_scores`. The base accumulates attention weights as S, finds victims,
+protects the newest tokens in a grace ring, spares sinks, evicts padding first, and records or
+replays decisions.
+Invariant: the newest tokens of the grace period are always kept. Per-row numbers move with their
+rows and restart with each token. Equal scores are ordered by age, so the order of rows has no
+effect. Cost: per step an addition over the rows and a partial sort.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -38,24 +38,24 @@ __all__ = ["AttnWeightsKVCache", "Rows"]
 _FIRST = torch.iinfo(torch.int64).min
 _LAST = torch.iinfo(torch.int64).max
 _BEYOND = 2**30
-_POOL = 5  # neighbours that share what a window gave them
+_POOL = 5  # neighbours for the average of scores
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows outside of the grace ring, as a policy sees them.
+    """The rows outside of the grace ring: input of a policy.
 
     Attributes:
-        keys: `(batch, kv_heads, n, dim)`, rotated, as attention sees them.
+        keys: `(batch, kv_heads, n, dim)`, rotated, as used in attention.
         values: like `keys`.
-        scores: fp32 `(batch, kv_heads, n)`, S: weights cumulated since the row's token entered.
-        weights: fp32, A: those of the last step; zeros where the policy does not ask for them.
+        scores: fp32 `(batch, kv_heads, n)`, S: weights accumulated since the row's token entered.
+        weights: fp32, A: weights of the last step. Zeros if the policy does not request them.
         token_pos: int64, positions of the tokens.
         real: bool, False for padding.
-        queries: the last queries, as many as the policy's window, `(batch, query_heads, w, dim)`.
+        queries: the last queries of the policy's window, `(batch, query_heads, w, dim)`.
         input_pos: the position of the next token.
         each: query heads per KV head.
-        scale: of the products of queries and keys.
+        scale: factor of the products of queries and keys.
         terms: additions of the layer to the softmax.
     """
 
@@ -72,7 +72,7 @@ class Rows:
     terms: Terms | None = None
 
     def weights_of_queries(self) -> torch.Tensor:
-        """Weights that the last queries give these rows, summed, fp32 `(batch, kv_heads, n)`."""
+        """Return the summed weights of these rows from the last queries, fp32, like `scores`."""
         queries = self.queries
         if queries is None:
             return torch.zeros_like(self.scores)
@@ -80,7 +80,7 @@ class Rows:
             queries,
             self.keys,
             self.values,
-            # Padding is at a position that no query reaches; all else is seen.
+            # Padding gets a position beyond all queries, and all real rows are visible.
             token_pos=(~self.real).long() * _BEYOND,
             input_pos=0,
             scale=self.scale,
@@ -91,7 +91,7 @@ class Rows:
         return weights.unflatten(1, (-1, self.each)).mean(dim=2)
 
     def pooled(self, scores: torch.Tensor) -> torch.Tensor:
-        """Scores averaged over neighbours by position."""
+        """Return scores averaged over neighbours by position."""
         order = self.token_pos.argsort(dim=-1)
         smooth = functional.avg_pool1d(
             scores.gather(2, order), _POOL, stride=1, padding=_POOL // 2, count_include_pad=False
@@ -100,7 +100,7 @@ class Rows:
 
 
 class AttnWeightsKVCache(KVCacheWithBuffers):
-    """A cache that evicts by score; see `_compute_scores`."""
+    """A cache with eviction by score, see `_compute_scores`."""
 
     accepts: ClassVar[frozenset[str]] = frozenset(
         {
@@ -114,10 +114,10 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
     )
     update_requires_attn_weights: ClassVar[bool] = True
     prefill_scores: ClassVar[int] = 32
-    """The default of the argument: last queries of the first step that score it."""
+    """Default of the argument: number of last queries of the first step used to score it."""
 
     window: ClassVar[int] = 0
-    """Last queries that the policy looks at, kept for it."""
+    """Number of last queries kept for the policy."""
 
     names: ClassVar[tuple[str, ...]] = ("scores",)
     """Per-row numbers, fp32, in addition to K and V."""
@@ -147,17 +147,17 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
 
     @abstractmethod
     def _compute_scores(self, rows: Rows) -> torch.Tensor:
-        """Scores `(batch, kv_heads, n)` of rows outside of the grace ring: the lowest go first."""
+        """Return scores `(batch, kv_heads, n)` of the given rows. The lowest are evicted first."""
 
     # ------------------------------------------------------------------------------ victims
 
     @property
     def scores(self) -> torch.Tensor:
-        """S: the attention that rows were given, cumulated, mean over each group's heads."""
+        """S: accumulated attention of the rows, mean over each group's heads."""
         return self._state["scores"][:, :, : self.filled]
 
     def next_positions(self, new: int) -> torch.Tensor:
-        """The rows of lowest score, the lowest first."""
+        """Return the rows with the lowest scores, in ascending order of scores."""
         if self._replayed is not None:
             log, step = self._replayed
             self._replayed = log, step + 1
@@ -171,7 +171,7 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
         return order.topk(new, dim=-1, largest=False, sorted=True).indices
 
     def rows(self, beyond: int | None = None) -> Rows:
-        """The rows that `_compute_scores` sees: without the last, by default those of the ring."""
+        """Return the input of `_compute_scores`, without the last rows, by default the ring."""
         n = self.filled - (self.arguments.grace_period if beyond is None else beyond)
         keys, values = self._rows_seen()
         scores = self.scores[:, :, :n]
@@ -198,7 +198,7 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
 
     @property
     def _prefill(self) -> int:
-        """Queries of the first step that score it."""
+        """Number of queries used to score the first step."""
         return min(self.prefill_length, self._prefill_scores)
 
     def _real(self, token_pos: torch.Tensor) -> torch.Tensor:
@@ -207,18 +207,18 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
         return token_pos >= self.first[:, None, None]
 
     def _initial(self, new: int) -> torch.Tensor:
-        """Order before any score: the oldest tokens after a share of the rows leave first."""
+        """Return the order without scores: the oldest tokens after a share of the rows go first."""
         place = self.token_pos
         first = place.new_zeros(self.batch) if self.first is None else self.first
         fraction = int(self.arguments.keep_initial_fraction * self.cache_length)
-        wanted = (new - first).clamp(min=0)  # padding makes room before
+        wanted = (new - first).clamp(min=0)  # padding is evicted first
         start = first + max(fraction, self.arguments.sinks)
         start = torch.minimum(start, self.cache_length - self.arguments.grace_period - wanted)
         later = place - start[:, None, None]
         return torch.where(later < 0, later + 2 * self.cache_length, later).float()
 
     def _order(self, scores: torch.Tensor, token_pos: torch.Tensor) -> torch.Tensor:
-        """Integers that are ordered as (padding or not, sink or not, score, position)."""
+        """Return integers with the order of (padding or not, sink or not, score, position)."""
         bits = (scores.float() + 0.0).contiguous().view(torch.int32)  # -0.0 becomes 0.0
         rising = bits ^ ((bits >> 31) & 0x7FFF_FFFF)
         token_pos = token_pos[:, :, : scores.shape[2]]
@@ -234,7 +234,7 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
     # ------------------------------------------------------------------------------ the step
 
     def _overwrite(self, rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Victims take what leaves the ring, then the first new tokens; the ring takes the last."""
+        """Move rows leaving the ring to victims, then write new tokens, the last to the ring."""
         grace, new = self.arguments.grace_period, key.shape[2]
         turning = min(new, grace)
         direct = new - turning
@@ -249,7 +249,7 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
         super()._overwrite(rows, key, value)
 
     def _move(self, rows: torch.Tensor, of: torch.Tensor) -> None:
-        """Let rows take the content of others, with all that goes with it."""
+        """Copy the content of rows `of` to `rows`, including per-row numbers."""
         self.buffers.move(rows, of)
         for plane in (self._token_pos, *self._state.values()):
             put_rows(plane, rows, take_rows(plane, of))
@@ -267,7 +267,7 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
             self._queries = None
 
     def _window_weights(self, query: torch.Tensor) -> torch.Tensor:
-        """Weights of the last queries of the first step, causal."""
+        """Return the causal attention weights of the last queries of the first step."""
         last = self._prefill
         keys, values = self._rows_seen()
         _, weights = attend(
@@ -298,10 +298,10 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
     # ------------------------------------------------------------------------- other states
 
     def replay(self, log: AttnWeightsReplayLog) -> None:
-        """From the start, choose the rows that a log says; nothing is scored to choose them.
+        """Choose rows by a log from the start, without scores.
 
         Raises:
-            ConfigError: tokens were given already.
+            ConfigError: tokens were read already.
         """
         if self.input_pos:
             raise ConfigError(f"{self.input_pos} tokens were given: replay a log from the start")
@@ -317,7 +317,7 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
             self._replayed = None
 
     def crop(self, tokens: int) -> None:
-        """Forget the last tokens; see `KVCacheWithBuffers.crop`."""
+        """Forget the last tokens, see `KVCacheWithBuffers.crop`."""
         super().crop(tokens)
         if self._queries is not None and tokens:
             left = self._queries[:, :, :-tokens]
@@ -332,7 +332,7 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
             self._queries = self._queries.index_select(0, rows)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
-        """All that the next step depends on; see `KVCacheWithBuffers.state`."""
+        """Return the state, see `KVCacheWithBuffers.state`."""
         tensors, numbers = super().state()
         if self._weights is not None:
             tensors["weights"] = self._weights
@@ -347,12 +347,12 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
         self._ring = numbers["ring"]
 
     def shrink(self, cache_length: int) -> None:
-        """Have fewer rows from now on; see `KVCacheWithBuffers.shrink`."""
+        """Reduce the number of rows, see `KVCacheWithBuffers.shrink`."""
         self.check_shrink(cache_length)
         full, grace = self.filled == self.cache_length, self.arguments.grace_period
         count = min(self.filled, cache_length)
         rows = torch.arange(self.filled, device=self.place.device)
-        if full and grace:  # oldest of the ring first, so that it restarts
+        if full and grace:  # oldest of the ring first: it restarts at 0
             turned = (rows[-grace:] - rows[-grace] + self._ring) % grace + rows[-grace]
             rows = torch.cat((rows[:-grace], turned))
         order = rows.expand(self.batch, self.kv_heads, -1)

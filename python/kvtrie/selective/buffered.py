@@ -1,8 +1,8 @@
-"""KVCacheWithBuffers: a layer's cache whose rows are in a buffer strategy; policies extend it.
+"""KVCacheWithBuffers: a layer's cache with rows in a buffer strategy, the base of policies.
 
-Invariant: K and V, positions and the policy's per-row numbers of a token are in the same row,
-whatever is selected, cropped, arranged or restored. Cost: a write of the new rows per step; copies
-of all rows where they are rearranged.
+Invariant: K and V, position and the policy's per-row numbers of a token are in the same row, also
+after selecting, cropping, arranging and restoring. Cost: a write of the new rows per step, and
+copies of all rows when they are rearranged.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -29,13 +29,13 @@ __all__ = ["KVCacheWithBuffers"]
 
 
 class KVCacheWithBuffers(DefaultKVCache):
-    """A cache whose rows are in one of the buffer strategies.
+    """A cache with rows in a buffer strategy.
 
-    Per-row numbers of a policy (`_state`) go with their rows wherever these go. The other arguments
-    are those of `DefaultKVCache`.
+    Per-row numbers of a policy (`_state`) move with their rows. See `DefaultKVCache` for the
+    remaining arguments.
 
     Args:
-        buffers: where K and V are kept.
+        buffers: storage of K and V.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class KVCacheWithBuffers(DefaultKVCache):
         self._state: dict[str, torch.Tensor] = {}
 
     def keys_values(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of the filled rows; valid until the next step of any layer."""
+        """Return K and V of the filled rows, valid until the next step of any layer."""
         return self.buffers.seen(self.filled)
 
     def _rows_seen(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,7 +91,7 @@ class KVCacheWithBuffers(DefaultKVCache):
                     plane.scatter_(2, rows, 0.0)
 
     def _arrivals(self, key: torch.Tensor, value: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Initial per-row numbers of new tokens, if they are not 0."""
+        """Return the initial per-row numbers of new tokens unless they are 0."""
         del key, value
         return {}
 
@@ -102,10 +102,10 @@ class KVCacheWithBuffers(DefaultKVCache):
             plane.zero_()
 
     def crop(self, tokens: int) -> None:
-        """Forget the last tokens, exactly; what they gave to scores stays with the scores.
+        """Forget the last tokens. Their contribution to scores remains.
 
         Raises:
-            ConfigError: more than there are, or a cache from which rows were evicted.
+            ConfigError: more tokens than were read, or a cache with evicted rows.
         """
         self.check_crop(tokens)
         self.input_pos -= tokens
@@ -115,10 +115,10 @@ class KVCacheWithBuffers(DefaultKVCache):
             self.reset()
 
     def check_crop(self, tokens: int) -> None:
-        """Refuse what `crop` cannot do.
+        """Check whether `crop` is possible.
 
         Raises:
-            ConfigError: more than there are, or a cache from which rows were evicted.
+            ConfigError: more tokens than were read, or a cache with evicted rows.
         """
         if not 0 <= tokens <= self.input_pos:
             raise ConfigError(f"cannot crop by {tokens} of {self.input_pos} tokens")
@@ -129,7 +129,7 @@ class KVCacheWithBuffers(DefaultKVCache):
             )
 
     def select(self, rows: torch.Tensor) -> None:
-        """Let the batch become the batch rows at these indices, int64 `(n,)`."""
+        """Replace the batch by the batch rows at these indices, int64 `(n,)`."""
         rows = rows.to(self.place.device)
 
         def taken(plane: torch.Tensor) -> torch.Tensor:
@@ -144,10 +144,10 @@ class KVCacheWithBuffers(DefaultKVCache):
         self._selected(rows)
 
     def _selected(self, rows: torch.Tensor) -> None:
-        """Follow `select` with what else is kept per batch row."""
+        """Apply `select` to further data per batch row."""
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
-        """All that the next step depends on: tensors by name, and numbers."""
+        """Return the full state of the cache: tensors and numbers by name."""
         rows = {str(at): plane[:, :, : self.filled] for at, plane in enumerate(self.buffers.planes)}
         own = {f"state {name}": plane[:, :, : self.filled] for name, plane in self._state.items()}
         tensors = {**rows, **own, "token_pos": self.token_pos}
@@ -189,17 +189,17 @@ class KVCacheWithBuffers(DefaultKVCache):
 
     @abstractmethod
     def shrink(self, cache_length: int) -> None:
-        """Have fewer rows from now on; those that go are the ones that would be evicted.
+        """Reduce the number of rows. The policy chooses the rows to evict.
 
         Raises:
-            ConfigError: more rows than there are, or fewer than the policy's arguments need.
+            ConfigError: more rows than now, or fewer than the policy's arguments need.
         """
 
     def check_shrink(self, cache_length: int) -> None:
-        """Refuse what `shrink` cannot do.
+        """Check whether `shrink` is possible.
 
         Raises:
-            ConfigError: see there.
+            ConfigError: more rows than now, or fewer than the policy's arguments need.
         """
         if not 0 < cache_length <= self.cache_length:
             raise ConfigError(

@@ -1,11 +1,11 @@
-"""KVCacheBuffers: where the rows of a selective cache are kept, exact or as codes.
+"""KVCacheBuffers: storage of the rows of a selective cache, exact or quantised.
 
-A step writes rows, moves others, reads all of them and settles. Written rows are exact until the
-step settles; from then on they are decoded from their codes. Layers that keep codes share one
-working copy, into which a layer's rows are read when it did not hold the copy before.
-Invariant: a row that is neither written nor moved keeps its bits; a moved row keeps its codes, so
-nothing depends on which layer held the working copy. Cost: exact buffers, a scatter per step;
-codes, in addition, one pass over all rows if another layer held the copy.
+A step writes rows, moves rows, reads all rows and settles. Written rows are exact until the step
+settles, and later decoded from their codes. Layers with codes share a working copy for attention. A
+layer decodes its rows into the copy unless it was the last user.
+Invariant: writes and moves change no further rows. A moved row keeps its codes, so results do not
+depend on the holder of the working copy. Cost: a scatter per step. Codes add a pass over all rows
+when the working copy changes its holder.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -30,7 +30,7 @@ _Plane = Literal["keys", "values"]
 
 
 class Place:
-    """How much room a layer has: `(batch, heads, rows, dim)` in a format, on a device."""
+    """Size of a layer's buffers: `(batch, heads, rows, dim)` in a format, on a device."""
 
     def __init__(
         self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
@@ -40,21 +40,21 @@ class Place:
         self.device = device
 
     def empty(self) -> torch.Tensor:
-        """Numbers of this shape; zeros, so that what is hidden is finite."""
+        """Return zeros of this shape. Hidden rows have to be finite."""
         return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
 
     def resized(self, *, batch: int | None = None, rows: int | None = None) -> Place:
-        """The same with another batch or number of rows."""
+        """Return a place with a new batch or number of rows."""
         before, heads, length, dim = self.shape
         shape = (before if batch is None else batch, heads, length if rows is None else rows, dim)
         return Place(shape, self.dtype, self.device)
 
 
 class KVCacheBuffers(ABC):
-    """K and V of one layer, `(batch, heads, rows, dim)` each; row numbers are int64."""
+    """K and V of a layer, `(batch, heads, rows, dim)` each. Row numbers are int64."""
 
     exact = False
-    """Whether what is read is what was written."""
+    """Whether rows are read exactly as written."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -62,10 +62,10 @@ class KVCacheBuffers(ABC):
     @property
     @abstractmethod
     def planes(self) -> tuple[torch.Tensor, ...]:
-        """All that is kept, each `(batch, heads, rows, ...)`.
+        """All stored tensors, each `(batch, heads, rows, ...)`.
 
         Raises:
-            ClosedError: the memory was given back.
+            ClosedError: the memory was released.
         """
 
     @planes.setter
@@ -74,45 +74,45 @@ class KVCacheBuffers(ABC):
 
     @abstractmethod
     def write(self, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Overwrite rows; until `settle` they are seen as they are given."""
+        """Overwrite rows. Until `settle`, reads return the exact numbers."""
 
     @abstractmethod
     def move(self, rows: torch.Tensor, of: torch.Tensor) -> None:
-        """Overwrite rows by others of the same batch row and head, bit for bit."""
+        """Copy rows `of` to `rows` within a batch row and head, bit for bit."""
 
     @abstractmethod
     def seen(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of the first rows, to be read before the next call."""
+        """Return K and V of the first rows, valid until the next call."""
 
     @abstractmethod
     def settle(self) -> None:
-        """End a step: rows it wrote are from now on what the buffers keep of them."""
+        """End a step: from now on its rows are read as stored."""
 
     @abstractmethod
     def rounded(self, x: torch.Tensor) -> torch.Tensor:
-        """The numbers `(..., dim)` as they would be read after a write."""
+        """Return the numbers `(..., dim)` as read after a write and `settle`."""
 
     @abstractmethod
     def allocate(self) -> None:
-        """Take memory of the present `place`; what was kept is forgotten."""
+        """Allocate memory for the current `place` and forget all rows."""
 
     @abstractmethod
     def deallocate(self) -> None:
-        """Give the memory back, until `allocate`."""
+        """Release the memory until `allocate`."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the rows take, without a working copy."""
+        """Bytes of the rows, without a working copy."""
         return sum(plane.nbytes for plane in self.planes)
 
     def rebuilt(self, how: Callable[[torch.Tensor], torch.Tensor], place: Place) -> None:
-        """Put every plane through a function that makes one of another place."""
+        """Replace every plane by its result of a function, with a new place."""
         self.planes = [how(plane).contiguous() for plane in self.planes]
         self.place = place
 
 
 class DefaultBuffers(KVCacheBuffers):
-    """K and V as they are."""
+    """Exact K and V."""
 
     exact = True
 
@@ -123,7 +123,7 @@ class DefaultBuffers(KVCacheBuffers):
 
     @property
     def planes(self) -> tuple[torch.Tensor, ...]:
-        """K and V."""
+        """K and V, `(batch, heads, rows, dim)` each."""
         return _there(self._planes)
 
     @planes.setter
@@ -131,11 +131,11 @@ class DefaultBuffers(KVCacheBuffers):
         self._planes = tuple(planes)
 
     def allocate(self) -> None:
-        """Take memory of the present `place`."""
+        """Allocate memory for the current `place`."""
         self._planes = (self.place.empty(), self.place.empty())
 
     def deallocate(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._planes = None
 
     def write(self, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -144,32 +144,32 @@ class DefaultBuffers(KVCacheBuffers):
             put_rows(plane, rows, new)
 
     def move(self, rows: torch.Tensor, of: torch.Tensor) -> None:
-        """Overwrite rows by others."""
+        """Copy rows `of` to `rows`."""
         for plane in self.planes:
             put_rows(plane, rows, take_rows(plane, of))
 
     def seen(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of the first rows."""
+        """Return K and V of the first rows."""
         keys, values = self.planes
         return keys[:, :, :rows], values[:, :, :rows]
 
     def settle(self) -> None:
-        """There is nothing to do: what was written is what is kept."""
+        """Do nothing: rows are stored exactly."""
 
     def rounded(self, x: torch.Tensor) -> torch.Tensor:
-        """The numbers in the buffers' format."""
+        """Return the numbers in the buffers' format."""
         return x.to(self.place.dtype)
 
 
 class WorkingCopy:
-    """K and V of the layer that was last at work, shared by the layers of a model."""
+    """Decoded K and V of the last active layer, shared by the layers of a model."""
 
     def __init__(self) -> None:
         self.holder: object = None
         self._planes: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def planes(self, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for a layer of this place."""
+        """Return K and V tensors for a layer of this place."""
         if self._planes is None or not _fits(self._planes[0], place):
             self._planes = (place.empty(), place.empty())
             self.holder = None
@@ -178,12 +178,12 @@ class WorkingCopy:
         return keys[:batch, :, :rows], values[:batch, :, :rows]
 
     def drop(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self.holder = self._planes = None
 
 
 class CodedBuffers(KVCacheBuffers):
-    """K and V as codes, with the working copy that attention reads."""
+    """K and V as codes, with a decoded working copy for attention."""
 
     def __init__(self, place: Place, working: WorkingCopy) -> None:
         super().__init__(place)
@@ -195,19 +195,19 @@ class CodedBuffers(KVCacheBuffers):
 
     @abstractmethod
     def _room(self) -> tuple[torch.Tensor, ...]:
-        """Planes of codes, scales and the like, those of K and then those of V."""
+        """Return planes of codes, scales and further data, of K and then of V."""
 
     @abstractmethod
     def _encode(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Of numbers `(..., dim)`, what the planes keep of them, of K or of V."""
+        """Return the contents of the planes for numbers `(..., dim)` of K or V."""
 
     @abstractmethod
     def _decode(self, stored: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Numbers of what planes keep."""
+        """Return the numbers decoded from the contents of the planes."""
 
     @property
     def planes(self) -> tuple[torch.Tensor, ...]:
-        """Codes, scales and the like of K, then of V."""
+        """Codes, scales and further data of K, then of V."""
         return _there(self._planes)
 
     @planes.setter
@@ -216,17 +216,17 @@ class CodedBuffers(KVCacheBuffers):
         self._forget()
 
     def allocate(self) -> None:
-        """Take memory of the present `place`."""
+        """Allocate memory for the current `place`."""
         self._planes = self._room()
         self._forget()
 
     def deallocate(self) -> None:
-        """Give the memory back; the working copy is the model's."""
+        """Release the memory. The working copy belongs to the model."""
         self._planes = None
         self._forget()
 
     def write(self, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Overwrite rows: codes for good, the numbers themselves until `settle`."""
+        """Overwrite codes of rows, and their exact numbers until `settle`."""
         half = len(self.planes) // 2
         for new, planes in ((keys, self.planes[:half]), (values, self.planes[half:])):
             for plane, codes in zip(planes, self._encode(new), strict=True):
@@ -239,7 +239,7 @@ class CodedBuffers(KVCacheBuffers):
         self._fresh = rows
 
     def move(self, rows: torch.Tensor, of: torch.Tensor) -> None:
-        """Overwrite rows by others, codes by codes."""
+        """Copy rows `of` to `rows`, codes by codes."""
         for plane in self.planes:
             put_rows(plane, rows, take_rows(plane, of))
         if self._working.holder is self:
@@ -247,7 +247,7 @@ class CodedBuffers(KVCacheBuffers):
                 put_rows(plane, rows, take_rows(plane, of))
 
     def seen(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of the first rows, from the working copy."""
+        """Return K and V of the first rows, from the working copy."""
         keys, values = self._working.planes(self.place)
         if self._working.holder is not self:
             half = len(self.planes) // 2
@@ -262,7 +262,7 @@ class CodedBuffers(KVCacheBuffers):
         return keys[:, :, :rows], values[:, :, :rows]
 
     def settle(self) -> None:
-        """Let the working copy say of the rows just written what their codes say."""
+        """Replace the new rows of the working copy by their decoded codes."""
         if self._fresh is not None and self._working.holder is self:
             half = len(self.planes) // 2
             stored = [take_rows(plane, self._fresh) for plane in self.planes]
@@ -273,7 +273,7 @@ class CodedBuffers(KVCacheBuffers):
         self._fresh = self._pending = None
 
     def rounded(self, x: torch.Tensor) -> torch.Tensor:
-        """Numbers after encoding and decoding."""
+        """Return the numbers after encoding and decoding."""
         return self._decode(self._encode(x))
 
     def _forget(self) -> None:
@@ -290,14 +290,14 @@ def put_rows(plane: torch.Tensor, rows: torch.Tensor, new: torch.Tensor) -> None
 
 
 def take_rows(plane: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Rows of a plane, `(batch, heads, n, ...)`."""
+    """Return rows of a plane, `(batch, heads, n, ...)`."""
     if plane.dim() == rows.dim():
         return plane.gather(2, rows)
     return plane.gather(2, rows[..., None].expand(*rows.shape, plane.shape[-1]))
 
 
 def _fits(plane: torch.Tensor, place: Place) -> bool:
-    """Whether a working copy has room for a place."""
+    """Return whether a working copy has room for a place."""
     batch, heads, rows, dim = place.shape
     return (
         plane.shape[0] >= batch

@@ -1,9 +1,9 @@
-"""KVCache: one layer of a selective cache, and the step that all policies share.
+"""KVCache: a layer of a selective cache, and the common step of all policies.
 
-`KVCache` is the bare interface. `DefaultKVCache` is a step, with attention taken apart from rows
-and buffers; `KVCacheWithBuffers` (`buffered`) keeps rows in one of the buffer strategies.
-Invariant: a step overwrites rows, then attends over all of them, then lets the policy look at the
-weights; a refused step has changed nothing. Cost: attention over the rows, and what a policy does.
+`KVCache` is the bare interface. `DefaultKVCache` implements a step, with attention separated from
+rows and buffers. `KVCacheWithBuffers` (`buffered`) keeps rows in a buffer strategy.
+Invariant: a step overwrites rows, attends over all rows, and then gives the weights to the policy.
+A refused step has changed nothing. Cost: attention over the rows, and the policy's cost.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -31,16 +31,16 @@ __all__ = ["DefaultKVCache", "KVCache"]
 
 
 class KVCache(ABC):
-    """One layer's rows, of a batch.
+    """The rows of a layer for a batch.
 
     Attributes:
-        input_pos: tokens that were given so far, padding included: the next one's position.
-        first: where each batch row begins, int64 `(batch,)`; None where nothing is padded.
-        scale: of the products of queries and keys; None takes `dim ** -0.5`.
-        terms: additions of the model's layer to the softmax; None where it has none.
-        span: tokens that a query sees in a layer with a window, its own included; None where it
-            sees all rows that are kept.
-        replay_log: where decisions are noted; None, as from the start, notes nothing.
+        input_pos: number of tokens read so far, including padding: the next token's position.
+        first: start of each batch row, int64 `(batch,)`. None without padding.
+        scale: factor of the products of queries and keys. None takes `dim ** -0.5`.
+        terms: additions of the model's layer to the softmax, None if there are none.
+        span: tokens visible to a query in a layer with a window, including its own. None if it
+            attends to all kept rows.
+        replay_log: log of decisions. None, the initial value, records nothing.
     """
 
     input_pos: int
@@ -51,12 +51,12 @@ class KVCache(ABC):
     replay_log: AttnWeightsReplayLog | None
 
     def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """The same as `forward`."""
+        """Call `forward`."""
         return self.forward(query, key, value)
 
     @abstractmethod
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Take the next m tokens in, and attend.
+        """Read the next m tokens and attend.
 
         Args:
             query: `(batch, query_heads, m, dim)`, rotated.
@@ -67,7 +67,7 @@ class KVCache(ABC):
             `(batch, query_heads, m, dim)`.
 
         Raises:
-            ConfigError: a step too long, other shapes, NaN; nothing has changed then.
+            ConfigError: a step too long, wrong shapes, or NaN. Nothing has changed then.
         """
 
     @property
@@ -78,11 +78,11 @@ class KVCache(ABC):
     @property
     @abstractmethod
     def scores(self) -> torch.Tensor:
-        """fp32 `(batch, kv_heads, n)`: the attention that rows were given, cumulated."""
+        """fp32 `(batch, kv_heads, n)`: accumulated attention of the filled rows."""
 
     @abstractmethod
     def keys_values(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V `(batch, kv_heads, n, dim)` of the filled rows, as attention sees them next."""
+        """Return K and V `(batch, kv_heads, n, dim)` of the filled rows for the next attention."""
 
     def attended_first(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, limit_gb: float
@@ -110,7 +110,7 @@ class KVCache(ABC):
     @property
     @abstractmethod
     def largest_step(self) -> int:
-        """Tokens that the next step may have; 0 where the cache takes no more."""
+        """Largest number of tokens of the next step, 0 if the cache accepts no more tokens."""
 
     @abstractmethod
     def reset(self) -> None:
@@ -118,23 +118,23 @@ class KVCache(ABC):
 
 
 class DefaultKVCache(KVCache):
-    """A cache whose step is put together from attention, rows and a policy.
+    """A cache with a step of attention, rows and a policy.
 
     Args:
         place: batch, KV heads, rows and numbers per head, with format and device.
-        query_heads: of the model's layer.
-        arguments: what the policy was given.
-        scale: of the products of queries and keys; None takes `dim ** -0.5`.
+        query_heads: number of query heads of the model's layer.
+        arguments: arguments of the policy.
+        scale: factor of the products of queries and keys. None takes `dim ** -0.5`.
 
     Raises:
-        ConfigError: numbers that cannot be, arguments that the policy lacks.
+        ConfigError: numbers out of range, or arguments missing in the policy.
     """
 
     accepts: ClassVar[frozenset[str]] = frozenset()
-    """Arguments that the policy takes."""
+    """Names of the policy's arguments."""
 
     update_requires_attn_weights: ClassVar[bool] = False
-    """Whether the policy looks at attention weights."""
+    """Whether the policy uses attention weights."""
 
     def __init__(
         self,
@@ -167,30 +167,30 @@ class DefaultKVCache(KVCache):
 
     @abstractmethod
     def next_positions(self, new: int) -> torch.Tensor:
-        """int64 `(batch, kv_heads, new)`: the rows that the next `new` tokens overwrite.
+        """Return the rows to overwrite by the next `new` tokens, int64 `(batch, kv_heads, new)`.
 
-        Asked only once all rows are filled.
+        Called only after all rows are filled.
         """
 
     @abstractmethod
     def _overwrite(self, rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Put the new tokens' K, V and positions into rows, or in their stead what a ring gives."""
+        """Write K, V and positions of the new tokens, or of tokens leaving a ring, to rows."""
 
     @abstractmethod
     def _rows_seen(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of the filled rows, in the midst of a step."""
+        """Return K and V of the filled rows during a step."""
 
     @abstractmethod
     def _settle(self) -> None:
         """End a step."""
 
     def _update(self, query: torch.Tensor, weights: torch.Tensor | None, *, prefill: bool) -> None:
-        """Look at a step: its queries and the weights per KV head, fp32 `(batch, kv_heads, n)`."""
+        """Update the policy from queries and weights per KV head, fp32 `(batch, kv_heads, n)`."""
 
     # ------------------------------------------------------------------------------ the step
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Take the next m tokens in, and attend; see `KVCache.forward`."""
+        """Read the next m tokens and attend, see `KVCache.forward`."""
         new = self._checked(query, key, value)
         prefill = self.input_pos == 0
         if self.filled < self.cache_length:
@@ -217,7 +217,7 @@ class DefaultKVCache(KVCache):
         return out
 
     def _attend(self, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output, and where the policy wants them the weights of the step per KV head."""
+        """Return the output, and the weights per KV head if the policy uses them."""
         keys, values = self._rows_seen()
         if not self.update_requires_attn_weights:
             out = attend_unweighed(
@@ -247,14 +247,14 @@ class DefaultKVCache(KVCache):
         return out, None if weights is None else self._per_kv_head(weights)
 
     def _per_kv_head(self, weights: torch.Tensor) -> torch.Tensor:
-        """The mean over each KV head's query heads."""
+        """Return the mean over each KV head's query heads."""
         return weights.unflatten(1, (self.kv_heads, -1)).mean(dim=2)
 
     @abstractmethod
     def _fill(
         self, rows: torch.Tensor, positions: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> None:
-        """Put tokens into rows that are empty."""
+        """Write tokens to empty rows."""
 
     def _log(self, new: int, rows: torch.Tensor | None) -> None:
         if self.replay_log is not None:
@@ -269,16 +269,16 @@ class DefaultKVCache(KVCache):
 
     @property
     def scores(self) -> torch.Tensor:
-        """Zeros: this policy cumulates nothing."""
+        """Zeros: this policy accumulates no attention."""
         return torch.zeros_like(self.token_pos, dtype=torch.float32)
 
     @property
     def largest_step(self) -> int:
-        """Tokens that the next step may have."""
+        """Largest number of tokens of the next step."""
         return self.step_at(self.input_pos)
 
     def step_at(self, input_pos: int) -> int:
-        """Most tokens of a step after `input_pos` tokens."""
+        """Return the largest number of tokens of a step after `input_pos` tokens."""
         if self.evicted or input_pos >= self.cache_length:
             return self._largest_when_full()
         room, most = self.cache_length - input_pos, self.arguments.max_chunk_size
@@ -296,7 +296,7 @@ class DefaultKVCache(KVCache):
         self.first = None
 
     def pad(self, first: torch.Tensor | None) -> None:
-        """Say before the first step where each batch row begins, int64 `(batch,)`."""
+        """Set the start of each batch row, int64 `(batch,)`, before the first step."""
         self.first = None if first is None else first.to(self.place.device)
 
     def _checked(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
@@ -309,7 +309,7 @@ class DefaultKVCache(KVCache):
                 f"{tuple(value.shape)}: {expected[:2]} and {given[:2]} by tokens by "
                 f"{self.head_dim} wanted"
             )
-        if key.device.type == "cpu":  # elsewhere one would wait for the device
+        if key.device.type == "cpu":  # elsewhere the check would wait for the device
             for name, each in (("queries", query), ("keys", key), ("values", value)):
                 total = each.detach().sum(dtype=torch.float32)
                 if not bool(total.isfinite()) and not bool(each.isfinite().all()):
@@ -318,7 +318,7 @@ class DefaultKVCache(KVCache):
         masked = self.first is not None or (
             self.input_pos and not self.update_requires_attn_weights
         )
-        # Kernels of cards weigh without such arrays.
+        # GPU kernels compute weights without temporary arrays.
         if masked or (self.update_requires_attn_weights and key.device.type == "cpu"):
             rows = min(self.cache_length, self.filled + new)
             fits(4 * self.batch * self.query_heads * rows, self.tmp_array_limit_gb)

@@ -1,6 +1,6 @@
 """Buffers of codes: quantised in plain PyTorch, or by the kernels of paged KV.
 
-Invariant: codes of a row depend on that row alone. Cost: as their quantiser's; see `CodedBuffers`.
+Invariant: codes of a row depend only on the row. Cost: the quantiser's cost, see `CodedBuffers`.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -25,7 +25,7 @@ __all__ = ["PagedBuffers", "TorchQuantized"]
 
 
 class TorchQuantized(CodedBuffers):
-    """Codes of 8 or 4 bits with a scale and a zero point per row; see `quantise`."""
+    """Codes of 8 or 4 bits with a scale and a zero point per row, see `quantise`."""
 
     def __init__(self, place: Place, working: WorkingCopy, *, bits: int) -> None:
         if place.shape[3] < LEAST_BLOCK:
@@ -58,9 +58,9 @@ class TorchQuantized(CodedBuffers):
 
 
 class PagedBuffers(CodedBuffers):
-    """Codes of int8 or fp8 with a scale per row, by the kernels that paged KV has.
+    """Codes of int8 or fp8 with a scale per row, by the kernels of paged KV.
 
-    A batch row's head is a block, a row is a token of it.
+    For the kernels a row is a token.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class PagedBuffers(CodedBuffers):
         )
 
     def _pages(self, codes: torch.Tensor, scales: torch.Tensor) -> Pages:
-        # One block of as many tokens as there are rows: the kernel sees them side by side.
+        # One block with a token per row: rows are contiguous for the kernel.
         cells = codes.view(self._cell).view(1, -1, 1, codes.shape[-1])
         plane = Plane(cells, scales.view(1, -1, 1))
         return Pages((plane,), "group")

@@ -1,12 +1,12 @@
-"""Continuation: whether the prompt of a `generate` goes on from the tokens that a cache has read.
+"""Continuation: checks whether the prompt of a `generate` continues the tokens of a cache.
 
-transformers' `generate` cuts as many tokens off a prompt as its cache has read, whatever they are,
-so a pass sees only the rest. While a selective cache is open, each `generate` of the model's class
-and its bases is preceded by a comparison of the whole prompt with what the cache has read.
-Invariant: a prompt that does not continue the cache is refused before anything changes, also where
-`generate` is called on the class; without an open selective cache all classes are as they were.
-Cost: 8 bytes per token that was read, one comparison per `generate` over a selective cache, and one
-look at the cache per other `generate` of such a class.
+transformers' `generate` drops the first tokens of a prompt without comparing them with the tokens
+read by its cache. While a selective cache is open, each `generate` of the model's class and its
+bases first compares the whole prompt with the tokens of the cache.
+Invariant: a prompt with a different beginning is refused before any change, also if `generate` is
+called on the class. Without an open selective cache all classes are unchanged.
+Cost: 8 bytes per token read and a comparison per `generate` over a selective cache. Any further
+`generate` of a patched class checks the type of its cache.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -31,34 +31,34 @@ if TYPE_CHECKING:
 __all__ = ["ReadTokens", "unwatch", "watch"]
 
 _UNKNOWN = -1
-_open: Counter[type] = Counter()  # caches of models of each class with a `generate` of its own
-_usual: dict[type, Callable[..., Any]] = {}  # their own
+_open: Counter[type] = Counter()  # open caches per class defining `generate`
+_usual: dict[type, Callable[..., Any]] = {}  # the original `generate` of each class
 _lock = Lock()
 
 
 @runtime_checkable
 class Prompted(Protocol):
-    """A cache that compares a prompt with what it has read."""
+    """A cache with a check of prompts."""
 
     def check_prompt(
         self, ids: torch.Tensor | None, mask: torch.Tensor | None, *, embedded: bool
     ) -> None:
-        """Refuse a prompt that does not continue the cache."""
+        """Refuse a prompt with tokens different from the tokens read."""
         ...
 
 
 class ReadTokens:
-    """The tokens that a cache has read, by row."""
+    """The tokens read by a cache, by row."""
 
     def __init__(self) -> None:
         self._parts: list[torch.Tensor] = []
 
     def append(self, ids: torch.Tensor | None, batch: int, count: int) -> None:
-        """Take the tokens of a pass, int64 `(batch, count)`; None where it was given embeddings."""
+        """Append the tokens of a pass, int64 `(batch, count)`, or None for embeddings."""
         self._parts.append(torch.full((batch, count), _UNKNOWN) if ids is None else ids.clone())
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Forget all tokens."""
         self._parts = []
 
     def crop(self, tokens: int) -> None:
@@ -67,25 +67,26 @@ class ReadTokens:
             self._parts = [self._whole()[:, :-tokens]]
 
     def select(self, rows: torch.Tensor) -> None:
-        """Let the rows become those at some indices, int64 `(n,)`."""
+        """Replace the rows by the rows at some indices, int64 `(n,)`."""
         if self._parts:
             whole = self._whole()
             self._parts = [whole.index_select(0, rows.to(whole.device))]
 
     def take(self, other: ReadTokens) -> None:
-        """Become what another cache has read."""
+        """Copy the tokens of a second cache."""
         self._parts = list(other._parts)
 
     def check(self, ids: torch.Tensor, past: int, first: torch.Tensor | None) -> None:
-        """Refuse a prompt that is another sequence than what was read.
+        """Refuse a prompt with tokens different from the tokens read.
 
         Args:
             ids: int64 `(rows, columns)`, more columns than were read.
-            past: columns that were read.
-            first: int64 `(batch,)`, the columns before each row's first token; None for none.
+            past: number of columns read.
+            first: int64 `(batch,)`, the number of columns before each row's first token. None
+                without padding.
 
         Raises:
-            ConfigError: other tokens, or tokens that are not known.
+            ConfigError: different tokens, or unknown tokens because embeddings were read.
         """
         read = self._whole() if self._parts else torch.empty((1, 0), dtype=torch.int64)
         rows = max(len(read), len(ids))
@@ -116,10 +117,10 @@ class ReadTokens:
 
 
 def watch(model: torch.nn.Module) -> list[type]:
-    """Compare the prompts of each `generate` of a model and of the models in it, until `unwatch`.
+    """Check the prompts of each `generate` of a model and of the models in it, until `unwatch`.
 
     Returns:
-        What `unwatch` takes.
+        The patched classes, for `unwatch`.
     """
     kinds = {type(one) for one in cast("Iterable[torch.nn.Module]", model.modules())}
     mine = (base for kind in kinds if issubclass(kind, GenerationMixin) for base in kind.__mro__)
@@ -134,7 +135,7 @@ def watch(model: torch.nn.Module) -> list[type]:
 
 
 def unwatch(classes: Iterable[type]) -> None:
-    """Leave `generate` as it was where no other cache is open."""
+    """Restore `generate` of classes without a further open cache."""
     with _lock:
         for base in classes:
             _open[base] -= 1

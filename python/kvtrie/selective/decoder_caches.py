@@ -1,7 +1,6 @@
-"""Decoder caches: a cache for each layer of a model, if selective caches take such a model.
+"""Decoder caches: a cache for each layer of a supported model.
 
-Invariant: a model of another kind is refused before anything of it is touched. Cost: the memory of
-the caches.
+Invariant: an unsupported model is refused without changes to it. Cost: the memory of the caches.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -37,7 +36,7 @@ def decoder_caches(
         limit_gb: bound of attention's temporary arrays, in 10^9 bytes.
 
     Raises:
-        ConfigError: settings that cannot be, or a model whose layers are of another kind.
+        ConfigError: invalid settings, or a model with unsupported layers.
     """
     shape = _shape(model)
     lengths = settings.cache_length

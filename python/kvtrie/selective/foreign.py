@@ -1,8 +1,7 @@
-"""Buffers of codes that other libraries make on cards: torchao's and bitsandbytes'.
+"""Buffers of codes by the GPU quantisers of torchao and bitsandbytes.
 
-Invariant: codes of a row depend on that row alone; a library is imported when a cache of its name
-is made, and a missing one, or a device that is no card, is one clear error. Cost: that of the
-library's kernels.
+Invariant: codes of a row depend only on the row. A library is imported when a cache of its name is
+created. A missing library or a device without CUDA is an error. Cost: the library's kernels.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -26,13 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = ["BitsAndBytes", "TorchAo"]
 
-_NIBBLES = 4  # bits of a code of which a byte holds two
-_BNB_BLOCK = 64  # numbers of the smallest block that both of its kernels have
+_NIBBLES = 4  # bits of a code if a byte holds two
+_BNB_BLOCK = 64  # numbers of the smallest block supported by both kernels
 _BNB_LARGEST = 4096
 
 
 class _Foreign(CodedBuffers, ABC):
-    """Base of both: 8 or 4 bits, on a GPU."""
+    """Base of both libraries: 8 or 4 bits, on a GPU."""
 
     library = ""
     module = ""
@@ -55,11 +54,11 @@ class _Foreign(CodedBuffers, ABC):
 
     @abstractmethod
     def _check(self, dim: int) -> None:
-        """Refuse heads of a width that the library cannot take."""
+        """Refuse heads of a width not supported by the library."""
 
     @abstractmethod
     def _extra(self, dim: int) -> tuple[tuple[int, torch.dtype], ...]:
-        """Data kept with the codes: numbers per row, and their format."""
+        """Return the data kept with the codes: numbers per row, and their format."""
 
     def _room(self) -> tuple[torch.Tensor, ...]:
         *rows, dim = self.place.shape
@@ -72,7 +71,7 @@ class _Foreign(CodedBuffers, ABC):
 
 
 class TorchAo(_Foreign):
-    """Affine codes of a row with a scale and a zero point, as torchao chooses them (ao-*)."""
+    """Affine codes of a row with a scale and a zero point, chosen by torchao (ao-*)."""
 
     library = "torchao"
     module = "torchao.quantization.quant_primitives"
@@ -137,7 +136,7 @@ class BitsAndBytes(_Foreign):
             raise ConfigError(
                 f"heads of {dim} numbers: bitsandbytes' blocks take a multiple of {_BNB_BLOCK}"
             )
-        # The largest power of two that divides a head, so that no block spans two rows.
+        # The largest power of two dividing a head, so no block spans two rows.
         self._block = min(dim & -dim, _BNB_LARGEST)
         self._map: torch.Tensor = self._library.create_dynamic_map()
 

@@ -1,4 +1,4 @@
-"""Generate: a prompt of any length and an answer, in one call.
+"""Generate: a prompt of any length and an answer, in a single call.
 
 Invariant: after the prompt, transformers' `generate` runs unchanged.
 Cost: the prompt in steps, then one pass per token.
@@ -37,23 +37,22 @@ def generate(
     attention_forward_temp_size_gb: float = 3.0,
     **generate_arguments: Any,  # noqa: ANN401 - transformers' own
 ) -> Any:  # noqa: ANN401 - what transformers' generate returns
-    """Read a prompt of any length in steps and go on with transformers' `generate`.
+    """Read a prompt of any length in steps, then call transformers' `generate`.
 
     Args:
         model: see `SelectiveCache`.
-        input_ids: int64 `(batch, tokens)`, padded on the left where an `attention_mask` is given.
+        input_ids: int64 `(batch, tokens)`, padded on the left if an `attention_mask` is given.
         settings: policy, buffers, rows and steps.
         yarn_rope: whether RoPE is scaled for prompt and answer beyond the trained length.
         attention_forward_temp_size_gb: bound of attention's temporary arrays, in 10^9 bytes.
-        generate_arguments: of `model.generate`; `attention_mask` among them.
+        generate_arguments: arguments of `model.generate`, including `attention_mask`.
 
     Returns:
-        What `model.generate` returns: the prompt's tokens and the answer's, unless it was asked
-        for more.
+        The result of `model.generate`: by default the tokens of the prompt and the answer.
 
     Raises:
-        ConfigError: as `SelectiveCache`; a cache among the arguments; a model that goes on
-            without its cache, as Phi-3 does where the answer passes its original length.
+        ConfigError: as for `SelectiveCache`, a cache among the arguments, or a model continuing
+            without its cache, for example Phi-3 for an answer beyond its original length.
     """
     if generate_arguments.get("past_key_values") is not None:
         raise ConfigError("generate makes the cache: leave past_key_values out")
@@ -80,7 +79,7 @@ def generate(
         cache.steps(prompt + _new_tokens(model, generate_arguments, prompt))
         if prompt > 1:
             cache.read(input_ids[:, :-1], mask[:, :-1])
-        given = {**generate_arguments, "use_cache": True}  # whatever a configuration says
+        given = {**generate_arguments, "use_cache": True}  # overrides the model's configuration
         made = cast("Any", model).generate(
             input_ids, attention_mask=mask, past_key_values=cache, **given
         )
@@ -92,15 +91,15 @@ def generate(
                 "fewer new tokens, or read a prompt that is beyond this length"
             )
         if hasattr(made, "past_key_values"):
-            made.past_key_values = None  # it ends with this call
+            made.past_key_values = None  # the cache is closed after this call
         return made
 
 
 def _refuse_rereading(model: PreTrainedModel, given: dict[str, Any]) -> None:
-    """Refuse ways to generate that read the prompt by themselves, or take tokens back.
+    """Refuse generation modes with a separate read of the prompt or with removal of tokens.
 
     Raises:
-        ConfigError: an assistant, prompt lookup, or a prompt that is no tokens.
+        ConfigError: an assistant, prompt lookup, or a prompt of embeddings.
     """
     config = vars(given.get("generation_config") or model.generation_config)
     for name in ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit"):
@@ -114,7 +113,7 @@ def _refuse_rereading(model: PreTrainedModel, given: dict[str, Any]) -> None:
 
 
 def _new_tokens(model: PreTrainedModel, given: dict[str, Any], prompt: int) -> int:
-    """Tokens that the answer may have."""
+    """Return the largest number of tokens of the answer."""
     for source in (given, vars(given.get("generation_config") or model.generation_config)):
         if source.get("max_new_tokens") is not None:
             return int(source["max_new_tokens"])

@@ -1,7 +1,7 @@
-"""LayerCaches: the caches of a model's layers, and what they have read of a batch of sequences.
+"""LayerCaches: the caches of a model's layers, and the tokens read of a batch of sequences.
 
-Invariant: all layers have the same batch rows and, between passes, have seen the same tokens; rows
-of the batch are cropped, selected and reset in all of them or in none. Cost: that of each layer.
+Invariant: all layers have the same batch rows and, between passes, have read the same tokens. Rows
+of the batch are cropped, selected and reset in all layers or in none. Cost: the sum over layers.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -30,16 +30,16 @@ class LayerCaches:
     """The caches of all layers of a model.
 
     Args:
-        caches: one per layer, with nothing read.
-        batch: their batch rows.
-        rope: of their sequences.
+        caches: an empty cache per layer.
+        batch: number of batch rows.
+        rope: RoPE of the sequences.
 
     Attributes:
         caches: the `KVCache` of each layer.
-        batch: batch rows now.
-        read: the tokens that were read.
-        rope: what their keys are rotated by.
-        model_state: of the model in the passes that were read; None before the first one.
+        batch: current number of batch rows.
+        read: the tokens read.
+        rope: RoPE of the keys.
+        model_state: state of the model during the passes, None before the first pass.
     """
 
     def __init__(self, caches: list[KVCacheWithBuffers], batch: int, rope: SequenceRope) -> None:
@@ -51,31 +51,31 @@ class LayerCaches:
 
     @property
     def length(self) -> int:
-        """Tokens that were read, padding included."""
+        """Number of tokens read, including padding."""
         return self.caches[0].input_pos
 
     @property
     def largest_step(self) -> int:
-        """Tokens that the next pass may have."""
+        """Largest number of tokens of the next pass."""
         return min(cache.largest_step for cache in self.caches)
 
     def crop(self, tokens: int) -> None:
         """Forget the last tokens.
 
         Raises:
-            ConfigError: rows were evicted for them, or there are fewer.
+            ConfigError: rows were evicted, or fewer tokens were read.
         """
-        for cache in self.caches:  # all can, or the first that cannot says so before any did
+        for cache in self.caches:  # check all layers before changing any
             cache.check_crop(tokens)
         for cache in self.caches:
             cache.crop(tokens)
         self.read.crop(tokens)
 
     def shrink(self, lengths: Sequence[int]) -> None:
-        """Have fewer rows from now on, one number per layer.
+        """Reduce the number of rows of each layer.
 
         Raises:
-            ConfigError: another number of layers, more rows than there are, or too few.
+            ConfigError: a wrong number of layers, more rows than now, or too few rows.
         """
         if len(lengths) != len(self.caches):
             raise ConfigError(f"{len(lengths)} cache lengths for {len(self.caches)} layers")
@@ -85,18 +85,18 @@ class LayerCaches:
             cache.shrink(length)
 
     def select(self, rows: torch.Tensor) -> None:
-        """Let the batch become the batch rows at these indices, int64 `(n,)`."""
+        """Replace the batch by the batch rows at these indices, int64 `(n,)`."""
         for cache in self.caches:
             cache.select(rows)
         self.read.select(rows)
         self.batch = len(rows)
 
     def repeat(self, times: int) -> None:
-        """Let every batch row go on as this number of neighbouring ones."""
+        """Replace every batch row by `times` adjacent copies."""
         self.select(torch.arange(self.batch).repeat_interleave(times))
 
     def reset(self) -> None:
-        """Forget everything, the scaling of RoPE included; the batch is again the one opened."""
+        """Forget all tokens and the scaling of RoPE, and restore the initial batch size."""
         rows = torch.arange(self._opened) % self.batch
         for cache in self.caches:
             if self.batch != self._opened:
@@ -107,7 +107,7 @@ class LayerCaches:
         self.rope.fixed = None
 
     def take(self, other: LayerCaches) -> None:
-        """Become what caches of the same model, rows and batch are; both go on independently."""
+        """Copy the state of caches of the same model, rows and batch."""
         self._opened, self.model_state = other._opened, other.model_state
         self.rope.fixed = other.rope.fixed
         self.read.take(other.read)

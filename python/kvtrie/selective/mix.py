@@ -1,9 +1,9 @@
-"""Mix: two policies, each of which owns half of the rows.
+"""Mix: two policies, each with half of the rows.
 
-A row's worth is the better of its two ranks, so of any number of rows that stay half are the first
-policy's best and half are the second's.
-Invariant: the parts see the same rows as they would alone, and each keeps separate per-row numbers.
-Cost: that of both, and two sorts of the rows per step that evicts.
+The score of a row is the better of its two ranks. Of any number of kept rows, half are therefore
+the best rows of the first policy and half the best rows of the second.
+Invariant: each part sees the same rows as alone and has separate per-row numbers.
+Cost: both policies, and two sorts of the rows per step with evictions.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -28,12 +28,12 @@ __all__ = ["mixed"]
 
 
 class _Mix(AttnWeightsKVCache):
-    """The rows that neither of two policies ranks high go first."""
+    """Evicts first the rows with low ranks in both policies."""
 
     parts: tuple[type[AttnWeightsKVCache], ...] = ()
 
     def _part(self, at: int) -> AttnWeightsKVCache:
-        """A policy as it would be alone: the mix with its methods and its per-row numbers."""
+        """Return a part as a separate policy, with its methods and its per-row numbers."""
         kind = type(self).parts[at]
         part = object.__new__(kind)
         vars(part).update(vars(self))
@@ -59,8 +59,7 @@ class _Mix(AttnWeightsKVCache):
             part = self._part(at)
             seen = part.rows(beyond)
             if kind.window and seen.queries is not None:
-                # The queries that the part would have kept alone: more directly after the first
-                # step.
+                # The part alone would have kept these queries, more directly after the first step.
                 behind = self._prefill if self.input_pos == self.prefill_length else 0
                 last = seen.queries[:, :, -max(kind.window, behind) :]
                 seen = replace(seen, queries=last)
@@ -74,7 +73,7 @@ class _Mix(AttnWeightsKVCache):
 def mixed(
     name: str, one: type[AttnWeightsKVCache], other: type[AttnWeightsKVCache]
 ) -> type[AttnWeightsKVCache]:
-    """The class of `mix-one+other`.
+    """Return the class of `mix-one+other`.
 
     Raises:
         ConfigError: a policy mixed with itself.

@@ -1,11 +1,11 @@
-"""SelectiveCache: a transformers `Cache` that reads a context of any length in fixed memory.
+"""SelectiveCache: a transformers `Cache` for contexts of any length in fixed memory.
 
-It goes wherever transformers takes a cache. Each layer's `KVCache` attends by itself; the model's
-passes are otherwise transformers' own, and `Passes` sees each of them. Long prompts are read in
-steps: by `read`, or pass by pass in the lengths that `steps` gives.
-Invariant: all layers have seen the same tokens, but for a pass that failed midway, after which the
-cache is refused; other passes of the model are bit for bit as they were.
-Cost: memory by the number of rows; see `KVCache`.
+It can be used as any cache of transformers. Each layer's `KVCache` computes attention. The rest of
+a pass is transformers' own, and `Passes` hooks into each pass. Long prompts are read in steps: by
+`read`, or pass by pass in the lengths from `steps`.
+Invariant: all layers have read the same tokens, except after a pass that failed midway. Then the
+cache is refused. Passes without the cache are unchanged bit for bit.
+Cost: memory by the number of rows, see `KVCache`.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -52,20 +52,20 @@ class SelectiveCache(Cache):
 
     Args:
         model: a decoder with rotary positions like Llama's, Mistral's, Qwen2's, Qwen3's, Gemma's or
-            gpt-oss's. Layers with full attention get the policy; those with a window keep it.
+            gpt-oss's. Layers with full attention use the policy, layers with a window their window.
         settings: policy, buffers, rows and steps.
         batch: batch rows.
-        yarn_rope: whether RoPE is scaled for sequences longer than the model was trained for, once,
-            by the length that `steps` or `generate` is given, or else the first pass. A model
-            whose own RoPE depends on the length is rotated for that length in any case, and
-            passes beyond what such a rotation covers are refused.
+        yarn_rope: whether RoPE is scaled for sequences beyond the model's trained length. The
+            scale is fixed by the length given to `steps` or `generate`, or else by the first pass.
+            RoPE depending on the length by the model's own rule always uses this length, and
+            passes beyond its range are refused.
         attention_forward_temp_size_gb: bound of attention's temporary arrays, in 10^9 bytes.
 
     Attributes:
         caches: the `KVCache` of each layer.
 
     Raises:
-        ConfigError: settings that cannot be, or a model whose layers are of another kind.
+        ConfigError: invalid settings, or a model with unsupported layers.
     """
 
     def __init__(
@@ -98,18 +98,18 @@ class SelectiveCache(Cache):
             raise
 
     def _dense(self, rows: int) -> SelectiveCache:
-        """An exact cache of the same model, for a comparison with passes without one."""
+        """Return an exact cache of the same model, for the comparison with uncached passes."""
         return SelectiveCache(self._model, CacheSettings("dense-default", rows), yarn_rope=False)
 
     # ------------------------------------------------------------------------------ reading
 
     def steps(self, total: int) -> list[int]:
-        """Lengths of the passes from here on to `total` tokens, padding included.
+        """Return the lengths of the next passes up to `total` tokens, including padding.
 
-        Before the first pass this also says how long the sequence will be; see `yarn_rope`.
+        Before the first pass this also fixes the length of the sequence for RoPE, see `yarn_rope`.
 
         Raises:
-            ConfigError: more tokens than a dense cache holds, or than RoPE is fixed for.
+            ConfigError: more tokens than the rows of a dense cache or than RoPE is fixed for.
         """
         self._passes.check_open()
         total = whole("total", total, 0, 2**31 - 1)
@@ -121,12 +121,12 @@ class SelectiveCache(Cache):
     def read(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Take tokens in, step by step.
+        """Read tokens, step by step.
 
         Args:
-            input_ids: int64 `(batch, n)`, what follows the tokens that the cache has seen.
-            attention_mask: `(batch, all columns up to these)`, 0 before each row's first token;
-                None goes on with the padding of the passes before.
+            input_ids: int64 `(batch, n)`, the next tokens.
+            attention_mask: `(batch, all columns up to these)`, 0 before each row's first token.
+                None keeps the padding of the previous passes.
 
         Returns:
             The logits after the last token, `(batch, vocabulary)`.
@@ -162,13 +162,13 @@ class SelectiveCache(Cache):
         return logits
 
     def goes_on_from(self, rope: FixedRope | None, read: ReadTokens) -> None:
-        """Take the RoPE that the keys were rotated by, and the tokens that were read."""
+        """Set the RoPE of the stored keys and the tokens read."""
         self._layers.rope.fixed = rope
         self._layers.read.take(read)
 
     @property
     def rope_factor(self) -> float:
-        """By what RoPE is scaled; 1 leaves it as the model has it."""
+        """Scale of RoPE, 1 for the model's own RoPE."""
         return self._layers.rope.factor
 
     # ------------------------------------------------------------------- what transformers asks
@@ -176,15 +176,15 @@ class SelectiveCache(Cache):
     def check_prompt(
         self, ids: torch.Tensor | None, mask: torch.Tensor | None, *, embedded: bool
     ) -> None:
-        """Refuse a prompt of transformers' `generate` that does not continue what was read.
+        """Refuse a prompt of transformers' `generate` unless it continues the tokens read.
 
         Args:
-            ids: int64 `(rows, columns)`: all columns, or with a longer mask those that are new.
-            mask: `(rows, all columns)`; None where the prompt has none.
+            ids: int64 `(rows, columns)`: all columns, or with a longer mask the new columns.
+            mask: `(rows, all columns)`, None for a prompt without mask.
             embedded: whether the prompt is given as embeddings.
 
         Raises:
-            ConfigError: other tokens than were read, no more than those, or none that is known.
+            ConfigError: different tokens, no new token, or embeddings instead of tokens.
         """
         self._passes.check_open()
         past = self.get_seq_length()
@@ -210,10 +210,10 @@ class SelectiveCache(Cache):
         *_: object,
         **__: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Pass K and V of the new tokens on to attention, which gives them to the layer's cache.
+        """Return K and V of the new tokens unchanged. Attention writes them to the layer's cache.
 
         Raises:
-            ConfigError: attention that is not this cache's: the model was called in another way.
+            ConfigError: called outside of a pass of this cache's model.
         """
         if not running(self._layers) or layer_idx >= len(self.caches):
             raise ConfigError(
@@ -233,31 +233,31 @@ class SelectiveCache(Cache):
 
     @property
     def largest_step(self) -> int:
-        """Tokens that the next pass may have."""
+        """Largest number of tokens of the next pass."""
         return self._layers.largest_step
 
     @property
     def is_croppable(self) -> bool:
-        """Whether nothing was evicted yet."""
+        """Whether no row was evicted yet."""
         return not any(cache.evicted for cache in self.caches)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens that were read, padding included; not the rows that are kept."""
+        """Return the number of tokens read, including padding and evicted tokens."""
         return self.caches[layer_idx].input_pos
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Sizes of transformers' mask: all tokens read. Rows are masked by their positions."""
+        """Return the sizes of transformers' mask: all tokens. Rows are masked by position."""
         return self.get_seq_length(layer_idx) + query_length, 0
 
     def get_max_length(self, layer_idx: int | None = None) -> int:  # noqa: ARG002
-        """-1: sequences may have any length."""
+        """Return -1: sequences may have any length."""
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last `-tokens_to_remove` tokens: transformers gives a negative number.
+        """Forget the last `-tokens_to_remove` tokens. transformers passes a negative number.
 
         Raises:
-            ConfigError: rows were evicted for them, or there are fewer.
+            ConfigError: rows were evicted, or fewer tokens were read.
         """
         self._passes.check_open()
         if tokens_to_remove > 0:
@@ -265,22 +265,22 @@ class SelectiveCache(Cache):
         self._layers.crop(-tokens_to_remove)
 
     def reset(self) -> None:
-        """Forget everything, the scaling of RoPE included; the batch is again the one opened."""
+        """Forget all tokens and the scaling of RoPE, and restore the initial batch size."""
         self._passes.check_alive()
         self._passes.reset()
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Continue row `i` of the batch from what row `beam_idx[i]` was."""
+        """Replace each row `i` of the batch by row `beam_idx[i]`."""
         self._passes.check_open()
         self._layers.select(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Let every row go on as `repeats` neighbouring ones."""
+        """Replace every row by `repeats` adjacent copies."""
         self._passes.check_open()
         self._layers.repeat(repeats)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep the rows at `indices`, or where it is True."""
+        """Keep the rows at `indices`, or the rows with True."""
         self._passes.check_open()
         self._layers.select(torch.arange(self._layers.batch)[indices.cpu()])
 
@@ -288,7 +288,7 @@ class SelectiveCache(Cache):
         return self.__deepcopy__({})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Another cache of the same model with the same rows; the two go on independently."""
+        """Return an independent copy of the cache for the same model."""
         self._passes.check_open()
         lengths = tuple(cache.cache_length for cache in self.caches)
         made = type(self)(
@@ -304,12 +304,12 @@ class SelectiveCache(Cache):
         return made
 
     def shrink(self, cache_length: int | Sequence[int]) -> None:
-        """Have fewer rows from now on, one number or one per layer; the least worth go.
+        """Reduce the number of rows, to a number for all layers or a number per layer.
 
-        A layer with a window keeps it.
+        Each policy chooses the rows to evict. A layer with a window keeps it.
 
         Raises:
-            ConfigError: more rows than there are, or too few.
+            ConfigError: more rows than now, or too few rows.
         """
         self._passes.check_open()
         if isinstance(cache_length, Sequence):
@@ -320,14 +320,14 @@ class SelectiveCache(Cache):
         self._layers.shrink(lengths)
 
     def park(self, executor: Executor) -> Parked:
-        """Let the cache wait as blocks of a manager, below its first tier, and close it.
+        """Store the cache as blocks of a manager below its first tier, and close it.
 
         Args:
-            executor: of the manager; its tiers below the first take the blocks as they have room.
+            executor: executor of the manager. The blocks go to the tiers below the first.
 
         Raises:
-            ConfigError: one tier only, or tiers that convert bytes.
-            NoSpaceError: the first tier has no room to pass through; the cache stays open.
+            ConfigError: a manager with a single tier, or tiers with a different KV format.
+            NoSpaceError: the first tier has no room for the transfer. The cache stays open.
         """
         self._passes.check_open()
         instance("executor", executor, Executor)
@@ -344,7 +344,7 @@ class SelectiveCache(Cache):
         return parked
 
     def close(self) -> None:
-        """Leave the model as it was and give the memory back. Closing twice does nothing."""
+        """Restore the model and release the memory. Idempotent."""
         self._passes.close()
 
     def __enter__(self) -> Self:
@@ -355,9 +355,9 @@ class SelectiveCache(Cache):
 
 
 class Parked:
-    """A selective cache that waits on lower tiers; see `SelectiveCache.park`.
+    """A selective cache stored on lower tiers, see `SelectiveCache.park`.
 
-    It can be resumed any number of times, each time into another cache, until it is dropped.
+    It can be resumed any number of times, each time into a new cache, until it is dropped.
     """
 
     def __init__(  # noqa: PLR0917 - made by `park` alone
@@ -379,12 +379,12 @@ class Parked:
         self._yarn_rope = yarn_rope
 
     def resume(self, model: PreTrainedModel) -> SelectiveCache | None:
-        """The cache as it was, bit for bit; None if any of its blocks was evicted.
+        """Return a bit-identical copy of the parked cache, or None if a block was evicted.
 
         Raises:
-            ConfigError: another model.
-            ClosedError: it was dropped before, by `drop` or because a block was evicted.
-            NoSpaceError: the first tier has no room now; the cache goes on waiting.
+            ConfigError: a different model.
+            ClosedError: it was dropped before, by `drop` or after the eviction of a block.
+            NoSpaceError: the first tier has no room now. The cache stays parked.
         """
         if (name := fingerprint(model)) != self._model:
             raise ConfigError(f"the cache was parked by {self._model!r}, this is {name!r}")
@@ -404,5 +404,5 @@ class Parked:
         return made
 
     def drop(self) -> None:
-        """Give its room back. Dropping twice does nothing."""
+        """Release its blocks. Idempotent."""
         self._blocks.drop()

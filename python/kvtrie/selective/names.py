@@ -1,8 +1,9 @@
-"""Names of caches: `{policy}-{buffers}`, and what makes one layer's cache of a name.
+"""Names of caches: `{policy}-{buffers}`, and the creation of a layer's cache by name.
 
-A policy is one of ours, or a class of the user's by its import path `package.module:Name`.
+A policy is built in, or a user's class by its import path `package.module:Name`.
 
-Invariant: any policy goes with any buffers, but for those that need codes. Cost: none.
+Invariant: any policy can be combined with any buffers, except that some policies need buffers with
+codes. Cost: none.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _BUFFERS: dict[str, Callable[[Place, WorkingCopy], KVCacheBuffers]] = {
     "fp8": lambda place, working: PagedBuffers(place, working, cell="float8_e4m3fn"),
 }
 BUFFERS = tuple(_BUFFERS)
-"""Buffer strategies that run everywhere."""
+"""Buffer strategies for all devices."""
 
 _ON_CARDS: dict[str, Callable[[Place, WorkingCopy], KVCacheBuffers]] = {
     "ao-quantized8": lambda place, working: TorchAo(place, working, bits=8),
@@ -69,7 +70,7 @@ _ON_CARDS: dict[str, Callable[[Place, WorkingCopy], KVCacheBuffers]] = {
 
 
 def policy_names() -> tuple[str, ...]:
-    """The policies that have a name; `mix-A+B` goes with any two that score."""
+    """Return the names of the policies. `mix-A+B` combines any two policies with scores."""
     return tuple(_POLICIES)
 
 
@@ -77,8 +78,8 @@ def register(name: str, policy: type[KVCacheWithBuffers]) -> None:
     """Register a user's policy under a name.
 
     Raises:
-        ConfigError: the name is taken, or it would not be found in `{policy}-{buffers}`; a policy
-            that is no class with buffers.
+        ConfigError: the name is taken or not allowed in `{policy}-{buffers}`, or the policy is no
+            subclass of `KVCacheWithBuffers`.
     """
     if not issubclass(instance("policy", policy, type), KVCacheWithBuffers):
         raise ConfigError(f"policy is {shown(policy)}, a subclass of KVCacheWithBuffers wanted")
@@ -88,10 +89,10 @@ def register(name: str, policy: type[KVCacheWithBuffers]) -> None:
 
 
 def parse(name: str) -> tuple[type[KVCacheWithBuffers], str, str]:
-    """The policy's class and name, and the buffers' name.
+    """Return the policy's class and name, and the buffers' name.
 
     Raises:
-        ConfigError: either is unknown, or they do not go together.
+        ConfigError: an unknown policy or unknown buffers, or a policy with buffers it cannot use.
     """
     text("name", name)
     for buffers in (*_BUFFERS, *_ON_CARDS):
@@ -129,7 +130,7 @@ def _policy(name: str) -> type[KVCacheWithBuffers]:
 
 
 def _imported(path: str) -> type[KVCacheWithBuffers]:
-    """The class at `package.module:Name`.
+    """Return the class at `package.module:Name`.
 
     Raises:
         ConfigError: it cannot be imported, or is no policy.
@@ -137,7 +138,7 @@ def _imported(path: str) -> type[KVCacheWithBuffers]:
     module, _, name = path.partition(":")
     try:
         found = cast("object", getattr(import_module(module), name))
-    except Exception as error:  # a module of the user's may raise anything
+    except Exception as error:  # a user's module may raise any exception
         raise ConfigError(
             f"policy {path!r} cannot be imported: {type(error).__name__}: {error}"
         ) from error
@@ -151,7 +152,7 @@ def _imported(path: str) -> type[KVCacheWithBuffers]:
 
 
 def windows_of(shape: ModelShape) -> dict[int, int]:
-    """Tokens of the window of each layer that has one."""
+    """Return the window, in tokens, of each layer with a window."""
     return {
         layer: group.window
         for group in shape.groups
@@ -174,29 +175,29 @@ def make_cache(
     span: int | None = None,
     working: WorkingCopy | None = None,
     tmp_array_limit_gb: float = 3.0,
-    **cache_kwargs: Any,  # noqa: ANN401 - of many kinds, each looked at
+    **cache_kwargs: Any,  # noqa: ANN401 - of many types, each checked
 ) -> KVCacheWithBuffers:
-    """One layer's cache.
+    """Return a layer's cache.
 
     Args:
         name: `{policy}-{buffers}`.
         batch: batch rows.
         kv_heads: heads of K and V.
-        query_heads: a multiple of them.
+        query_heads: a multiple of `kv_heads`.
         cache_length: rows per batch row and KV head.
         head_dim: numbers per head.
-        dtype: of K and V.
-        device: where the rows are.
-        scale: of the products of queries and keys; None takes `head_dim ** -0.5`.
-        span: tokens of the window of a layer that has one, which is kept instead of
-            `cache_length` rows of the policy; None for full attention.
-        working: the copy that layers of a model share; None makes one.
+        dtype: format of K and V.
+        device: device of the rows.
+        scale: factor of the products of queries and keys. None takes `head_dim ** -0.5`.
+        span: tokens of the layer's window, kept instead of `cache_length` rows of the policy. None
+            for full attention.
+        working: the working copy shared by the layers of a model. None makes a new copy.
         tmp_array_limit_gb: bound of attention's temporary arrays, in 10^9 bytes.
-        cache_kwargs: arguments of the policy; see `CacheArguments`.
+        cache_kwargs: arguments of the policy, see `CacheArguments`.
 
     Raises:
-        ConfigError: an unknown policy or buffers, arguments that the policy lacks, numbers that
-            cannot be; buffers that need a card or a library that are not here.
+        ConfigError: an unknown policy or buffers, arguments missing in the policy, numbers out of
+            range, or buffers without the required GPU or library.
     """
     kind, _, buffers = parse(name)
     shape = (

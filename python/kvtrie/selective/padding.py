@@ -1,6 +1,6 @@
-"""Padding: where each row of a batch begins, as the masks of its passes say.
+"""Padding: the first column of each row of a batch, from the masks of its passes.
 
-Invariant: a row begins at the same column in all of its passes. Cost: a look at the mask.
+Invariant: a row begins at the same column in all of its passes. Cost: a read of the mask.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -23,18 +23,19 @@ def first_columns(  # noqa: PLR0917 - of one pass
     earlier: torch.Tensor | None,
     times: int,
 ) -> torch.Tensor | None:
-    """Return where each row begins, int64 `(batch,)`; None where no mask says so.
+    """Return the first column of each row, int64 `(batch,)`, or None without a mask.
 
     Args:
-        mask: of the pass.
+        mask: attention mask of the pass.
         batch: rows of the pass.
-        past: columns that were read before.
+        past: columns read before.
         new: columns of the pass.
-        earlier: what the passes before returned.
-        times: rows of this pass for each row of those.
+        earlier: result of the previous passes.
+        times: rows of this pass per row of the previous passes.
 
     Raises:
-        ConfigError: a mask of another shape, with holes, or with other padding than before.
+        ConfigError: a mask of a wrong shape, with holes, or with padding changed since the first
+            pass.
     """
     if earlier is not None and past:
         earlier = earlier.repeat_interleave(times)

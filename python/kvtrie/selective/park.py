@@ -1,11 +1,11 @@
-"""Park: a selective cache waits as blocks of a manager, on whatever tier has room.
+"""Park: stores a selective cache as blocks of a manager, on any tier with room.
 
-Its bytes are cut into blocks under a private scope, as tokens that no request has; the Executor
-moves them like any other blocks. If the second tier lacks room, the cache is stored in consecutive
-pieces. The cache returns bit for bit, or not at all.
-Invariant: no plain scope matches parked blocks; a cache that could not be parked is still open.
-Cost: the bytes of the filled rows, copied once in and once out in addition to the moves; with
-several pieces, each piece waits for its moves.
+Its bytes are cut into blocks under a private scope, and the Executor moves these blocks as usual.
+If the second tier lacks room, the cache is stored in consecutive pieces. The cache is restored bit
+for bit, or not at all.
+Invariant: no plain scope matches parked blocks. A cache stays open if parking fails.
+Cost: in addition to the moves, a copy of the bytes of the filled rows on parking and again on
+resuming. With several pieces, each piece waits for its moves.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -54,9 +54,9 @@ class Blocks:
     """The bytes of a cache's layers, in blocks of a manager, until it is dropped or collected.
 
     Args:
-        executor: of the manager.
-        leases: over the blocks, suspended, in the order of the bytes.
-        layers: per layer its tensors and numbers.
+        executor: executor of the manager.
+        leases: suspended leases of the blocks, in the order of the bytes.
+        layers: tensors and numbers of each layer.
     """
 
     def __init__(
@@ -74,20 +74,20 @@ class Blocks:
         self._end_of_life.atexit = False
 
     def load(self, caches: Sequence[KVCacheWithBuffers]) -> bool:
-        """Copy the blocks back into caches; False where some were evicted, which drops the rest.
+        """Copy the blocks back into caches. After an eviction, drop all blocks and return False.
 
         Raises:
-            ClosedError: they were dropped before.
-            NoSpaceError: the first tier has no room now; the blocks stay where they are, or in
-                memory where they had come back.
-            TransferError: a move failed for good.
+            ClosedError: the blocks were dropped before.
+            NoSpaceError: the first tier has no room now. The blocks stay on their tiers, and loaded
+                pieces in memory.
+            TransferError: a move failed permanently.
         """
         if self._leases is None:
             raise ClosedError("the parked cache was dropped, or some of its blocks were evicted")
         executor = self._executor
         for lease in self._leases[len(self._taken) :]:
             wanted = lease.tokens
-            lease.resume(now=executor.clock(), load="all")  # no room: it goes on waiting
+            lease.resume(now=executor.clock(), load="all")  # without room it stays suspended
             there = False
             try:
                 executor.wait(lease)
@@ -101,7 +101,7 @@ class Blocks:
                     self.drop()
             if not there:
                 return False
-            if len(self._leases) > 1:  # the next piece needs the room
+            if len(self._leases) > 1:  # make room for the next piece
                 executor.drain()
         taken = torch.cat(self._taken)
         self._taken = []
@@ -117,23 +117,23 @@ class Blocks:
         return True
 
     def drop(self) -> None:
-        """Forget the blocks. Dropping twice does nothing."""
+        """Release the blocks. Idempotent."""
         self._end_of_life()
         self._leases = None
         self._taken = []
 
 
 def park_blocks(executor: Executor, caches: Sequence[KVCacheWithBuffers], about: str) -> Blocks:
-    """Write the layers' state into blocks and let them go down.
+    """Write the layers' state into blocks and move the blocks to the second tier.
 
     Args:
-        executor: of the manager whose tiers are to hold them.
-        caches: one per layer.
+        executor: executor of the manager.
+        caches: the cache of each layer.
         about: identity of the state: model, settings, RoPE.
 
     Raises:
-        ConfigError: tiers that would convert bytes, or only one tier.
-        NoSpaceError: the first tier has no room to pass through.
+        ConfigError: tiers with a different KV format, or a single tier.
+        NoSpaceError: the first tier has no room for the transfer.
     """
     pool, tiers = _pool(executor), executor.manager.tiers
     if len(tiers) == 1:
@@ -157,8 +157,8 @@ def park_blocks(executor: Executor, caches: Sequence[KVCacheWithBuffers], about:
     digest = _PREFIX + hashlib.blake2b(about.encode(), digest_size=32).digest()
     scope = Scope(tenant=_PREFIX + secrets.token_bytes(16), extra=((0, digest),))
     blocks = -(-len(whole) // block_bytes)
-    # Half of the smaller of the two tiers that a piece goes through, so that the next piece finds
-    # room while this one is still there.
+    # Half of the smaller of the first two tiers, so the next piece finds room while this piece is
+    # still moving.
     per_tier = executor.manager.stats().tiers
     most = max(1, min(blocks, *(per_tier[tier.kind].slots // 2 for tier in tiers[:2])))
     leases: list[Lease] = []
@@ -177,12 +177,12 @@ def park_blocks(executor: Executor, caches: Sequence[KVCacheWithBuffers], about:
 
 
 def _put(executor: Executor, part: torch.Tensor, scope: Scope, at: int) -> Lease:
-    """Write bytes into blocks that go down to the second tier; the lease over them, suspended."""
+    """Write bytes into blocks, move them to the second tier, and return their suspended lease."""
     pool = _pool(executor)
     block_bytes = pool.layers * pool.unit_bytes
     blocks = -(-len(part) // block_bytes)
     tokens = np.zeros(blocks * pool.block_tokens, dtype=np.uint32)
-    tokens[0] = at  # pieces of one cache are different sequences
+    tokens[0] = at  # each piece is a different sequence
     lease = executor.manager.acquire(tokens, now=executor.clock(), scope=scope, keep=0, load="none")
     try:
         executor.wait(lease)

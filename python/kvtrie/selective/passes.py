@@ -1,10 +1,10 @@
-"""Passes: the passes of a model over a selective cache, as hooks of the model see them.
+"""Passes: hooks for the passes of a model over a selective cache.
 
-A hook of the decoder admits a pass, or refuses it, before it runs; another one ends it, and one of
-the rotary module gives the tables that the cache's keys are rotated by.
-Invariant: a refused pass has changed nothing; after one that failed midway the cache is refused
-until it is reset; passes that are not over the cache are as they were. Cost: a look at the model
-and at the arguments per pass.
+A hook of the decoder admits or refuses a pass before it runs, a second hook ends the pass, and a
+hook of the rotary module supplies the rotation tables of the cache.
+Invariant: a refused pass has changed nothing. After a pass that failed midway the cache is refused
+until it is reset. Passes without the cache are unchanged. Cost: a check of the model and the
+arguments per pass.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -42,9 +42,9 @@ class Passes:
     """The passes of a model over a cache, from its opening until `close`.
 
     Args:
-        model: the model that the cache was opened for.
-        decoder: its decoder, which has a rotary module.
-        cache: what a pass over the layers' caches is given; it is not kept alive.
+        model: the model of the cache.
+        decoder: its decoder, with a rotary module.
+        cache: the cache object of the passes, weakly referenced.
         layers: the layers' caches.
     """
 
@@ -61,7 +61,7 @@ class Passes:
         self._layers = layers
         self._passing = Passing(decoder.config)
         self._torn = False
-        # Of the pass that runs: columns before it, its tokens, its rows and columns.
+        # Running pass: columns before it, its tokens, its rows and columns.
         self._arriving: tuple[int, torch.Tensor | None, int, int] | None = None
         hooks = [
             decoder.register_forward_pre_hook(_weakly(self._before), with_kwargs=True),
@@ -73,14 +73,14 @@ class Passes:
 
     @property
     def alive(self) -> bool:
-        """Whether they were not closed."""
+        """Whether the cache is not closed."""
         return self._end_of_life.alive
 
     def check_open(self) -> None:
-        """Refuse a cache that reads nothing more.
+        """Check whether the cache can read tokens.
 
         Raises:
-            ClosedError: it was closed, or a pass ended midway.
+            ClosedError: the cache was closed, or a pass failed midway.
         """
         self.check_alive()
         if self._torn:
@@ -89,21 +89,21 @@ class Passes:
             )
 
     def check_alive(self) -> None:
-        """Refuse a cache that was closed.
+        """Check whether the cache is open.
 
         Raises:
-            ClosedError: it was.
+            ClosedError: the cache was closed.
         """
         if not self.alive:
             raise ClosedError("the SelectiveCache is closed: open another")
 
     def reset(self) -> None:
-        """Forget all that was read, also by a pass that ended midway."""
+        """Forget all tokens, also after a pass that failed midway."""
         self._layers.reset()
         self._torn = False
 
     def close(self) -> None:
-        """Leave the model as it was and give the caches' memory back. Twice does nothing."""
+        """Restore the model and release the caches' memory. Idempotent."""
         self._passing.end()
         self._end_of_life()
 
@@ -113,15 +113,15 @@ class Passes:
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None = None,
     ) -> None:
-        """Before a pass of the model: if it is one over this cache, let attention come here."""
-        # torch gives none to a hook that another thread adds or removes during this thread's pass.
+        """Begin a pass over this cache. Runs before each pass of the model."""
+        # torch passes no keywords if a concurrent thread adds or removes the hook during this pass.
         if kwargs is None:
             return
         given = named(decoder, args, kwargs)
         cache = given.get("past_key_values")
         if cache is None or cache is not self._cache():
             return
-        self._after()  # of a pass that was interrupted before its end
+        self._after()  # ends an interrupted earlier pass
         self.check_open()
         self._guard.ready()
         no_gradients(decoder, given)
@@ -177,7 +177,7 @@ class Passes:
         self._arriving = past, given.get("input_ids"), batch, new
 
     def _after(self, *_: object) -> None:
-        """Runs after a pass, also one that failed."""
+        """End a pass, also after an error."""
         if running(self._layers) and self._passing.end():
             read = {cache.input_pos for cache in self._layers.caches}
             self._torn = len(read) > 1
@@ -186,9 +186,9 @@ class Passes:
                 self._layers.read.append(*arriving[1:])
 
     def _turned(self, _: torch.nn.Module, *given_to_it: Any) -> object:  # noqa: ANN401 - torch's
-        """Hook of the rotary module: gives other tables in passes over this cache."""
+        """Return the rotation tables for passes over this cache. Hook of the rotary module."""
         rope = self._layers.rope.fixed
-        # Three, but without keywords while another thread adds or removes this hook.
+        # Three, but without keywords while a concurrent thread adds or removes this hook.
         if rope is None or not running(self._layers) or len(given_to_it) != 3:  # noqa: PLR2004
             return None
         args, kwargs, _out = given_to_it
@@ -207,7 +207,7 @@ def _other_batch(layers: LayerCaches, batch: int) -> str:
 
 
 def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook that calls a method as long as its object lives."""
+    """Return a hook that calls a method while its object is alive."""
     method_of = weakref.WeakMethod(method)
 
     def hook(*given: object) -> object:
@@ -222,7 +222,7 @@ def _let_go(
     caches: list[KVCacheWithBuffers],
     watched: list[type],
 ) -> None:
-    """Hold nothing any more: neither memory nor a place in the model."""
+    """Remove the hooks and release the memory."""
     unwatch(watched)
     for hook in hooks:
         hook.remove()

@@ -1,6 +1,6 @@
-"""The policies that the cache's documentation pins down: which rows are overwritten.
+"""Policies specified in `docs/selective.md`: the choice of rows to overwrite.
 
-Invariant: the rules stand in `docs/selective.md`; an oracle in the tests plays them row by row.
+Invariant: they follow the specified rules. The tests replay the rules row by row with an oracle.
 Cost: see `AttnWeightsKVCache`.
 """
 
@@ -31,14 +31,14 @@ __all__ = [
     "VLengthH2OKVCache",
 ]
 
-_MIX = 0.5  # of a quantised policy: its use against its error
+_MIX = 0.5  # weight of the score against the quantisation error
 
 
 class DenseKVCache(KVCacheWithBuffers):
-    """All tokens, up to the number of rows; what is beyond is refused."""
+    """Keeps all tokens up to the number of rows and refuses more."""
 
     def next_positions(self, new: int) -> torch.Tensor:
-        """No row is ever overwritten.
+        """Raise an error: no row is ever overwritten.
 
         Raises:
             ConfigError: always.
@@ -56,7 +56,7 @@ class DenseKVCache(KVCacheWithBuffers):
         )
 
     def check_shrink(self, cache_length: int) -> None:
-        """Refuse to have fewer rows than tokens."""
+        """Refuse fewer rows than tokens."""
         super().check_shrink(cache_length)
         if cache_length < self.filled:
             raise ConfigError(
@@ -65,14 +65,14 @@ class DenseKVCache(KVCacheWithBuffers):
             )
 
     def shrink(self, cache_length: int) -> None:
-        """Have fewer rows, none of them filled."""
+        """Remove empty rows."""
         self.check_shrink(cache_length)
         rows = torch.arange(self.filled, device=self.place.device)
         self.arranged(rows.expand(self.batch, self.kv_heads, -1), cache_length)
 
 
 class LastRecentlyInsertedKVCache(KVCacheWithBuffers):
-    """The newest tokens, and the first ones where `init_grace_tokens` or `sinks` says so."""
+    """Keeps the newest tokens and the first `sinks` or `init_grace_tokens` tokens."""
 
     accepts: ClassVar[frozenset[str]] = frozenset({"init_grace_tokens", "sinks"})
 
@@ -84,10 +84,10 @@ class LastRecentlyInsertedKVCache(KVCacheWithBuffers):
         return self.cache_length - self._fixed
 
     def pad(self, first: torch.Tensor | None) -> None:
-        """Say where each batch row begins.
+        """Set the start of each batch row.
 
         Raises:
-            ConfigError: padding that would fill the rows before the sinks come.
+            ConfigError: padding and sinks do not fit into the rows.
         """
         super().pad(first)
         most = 0 if first is None else int(first.max())
@@ -98,11 +98,11 @@ class LastRecentlyInsertedKVCache(KVCacheWithBuffers):
             )
 
     def next_positions(self, new: int) -> torch.Tensor:
-        """The rows that were not overwritten for the longest time."""
+        """Return the least recently written rows."""
         return self._ring_rows(self.input_pos - self.cache_length, new, self.cache_length)
 
     def _ring_rows(self, start: int, count: int, cache_length: int) -> torch.Tensor:
-        """Rows of places `start`, `start + 1`, ... in the ring, which goes around the sinks."""
+        """Return the rows of places `start`, `start + 1`, ... in the ring, without the sinks."""
         ring = cache_length - self._fixed
         places = (start + torch.arange(count, device=self.place.device)) % ring
         places = places.expand(self.batch, count)
@@ -113,7 +113,7 @@ class LastRecentlyInsertedKVCache(KVCacheWithBuffers):
         return places[:, None].expand(-1, self.kv_heads, -1)
 
     def shrink(self, cache_length: int) -> None:
-        """Have fewer rows; the oldest go."""
+        """Reduce the number of rows by evicting the oldest."""
         self.check_shrink(cache_length)
         order = self.token_pos.argsort(dim=-1)
         if self.filled < cache_length:
@@ -123,7 +123,7 @@ class LastRecentlyInsertedKVCache(KVCacheWithBuffers):
         last = (first + self._fixed)[:, None, None]
         by_age = self.token_pos.gather(2, order)
         sinks = (by_age >= last - self._fixed) & (by_age < last)
-        # Sinks first, then the others, each by age.
+        # Sinks first, then the remaining rows, each by age.
         order = order.gather(2, (~sinks).long().argsort(dim=-1, stable=True))
         ring = cache_length - self._fixed
         newest = order[:, :, self.filled - ring :]
@@ -135,7 +135,7 @@ class LastRecentlyInsertedKVCache(KVCacheWithBuffers):
 
 
 class H2OKVCache(AttnWeightsKVCache):
-    """Rows that were given the least attention since their token entered go first."""
+    """Evicts first the rows with the least accumulated attention since their token entered."""
 
     prefill_scores: ClassVar[int] = 0
 
@@ -144,7 +144,7 @@ class H2OKVCache(AttnWeightsKVCache):
 
 
 class VLengthH2OKVCache(H2OKVCache):
-    """`h2o` whose weights count as much as the values that they bring are long."""
+    """`h2o` with attention weights multiplied by the norms of the values."""
 
     names: ClassVar[tuple[str, ...]] = ("scores", "v_norm")
 
@@ -158,7 +158,7 @@ class VLengthH2OKVCache(H2OKVCache):
 
 
 class _Quantized(AttnWeightsKVCache):
-    """Ranks rows with a large quantisation error lower."""
+    """Base of policies with lower scores for rows with a large quantisation error."""
 
     names: ClassVar[tuple[str, ...]] = ("scores", "error")
 
@@ -176,27 +176,27 @@ class _Quantized(AttnWeightsKVCache):
 
 
 class QuantizedH2OKVCache(_Quantized, H2OKVCache):
-    """`h2o` that takes the errors of codes into account."""
+    """`h2o` with scores reduced by quantisation errors."""
 
 
 class QuantizedVLengthH2OKVCache(_Quantized, VLengthH2OKVCache):
-    """`h2o-vlen` that takes the errors of codes into account."""
+    """`h2o-vlen` with scores reduced by quantisation errors."""
 
     names: ClassVar[tuple[str, ...]] = ("scores", "v_norm", "error")
 
 
 class H2OOriginalKVCache(H2OKVCache):
-    """H2O as first published, to compare with: one choice for the whole batch."""
+    """H2O as first published, for comparison: a common choice for the whole batch."""
 
     accepts: ClassVar[frozenset[str]] = frozenset(
         {"keep_initial_fraction", "prefill_scores", "sinks"}
     )
 
     def pad(self, first: torch.Tensor | None) -> None:
-        """Take no padding: a choice for all batch rows cannot let that of one go first.
+        """Refuse padding: a common choice cannot evict the padding of a single row first.
 
         Raises:
-            ConfigError: something is padded.
+            ConfigError: a row has padding.
         """
         if first is not None and bool((first > 0).any()):
             raise ConfigError(
@@ -209,7 +209,7 @@ class H2OOriginalKVCache(H2OKVCache):
 
 
 def _min_max(x: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """Numbers of a batch row brought to 0 to 1 over heads and rows; padding does not count."""
+    """Scale the numbers of each batch row to 0 to 1 over heads and rows, ignoring padding."""
     low = x.masked_fill(~real, torch.inf).amin(dim=(1, 2), keepdim=True)
     high = x.masked_fill(~real, -torch.inf).amax(dim=(1, 2), keepdim=True)
     span = high - low

@@ -1,7 +1,7 @@
-"""Quantise: blocks of numbers as codes of 8 or 4 bits, each with a scale and a zero point.
+"""Quantise: blocks of numbers as codes of 8 or 4 bits, each block with a scale and a zero point.
 
-Invariant: codes are the same bits on every device; a block need not contain 0. Numbers come back
-within half a scale. Cost: a few passes over the numbers; 64 bits per block in addition to the
+Invariant: codes are the same bits on every device. A block need not contain 0. Decoded numbers are
+within half a scale. Cost: a few passes over the numbers, and 64 bits per block in addition to the
 codes.
 """
 
@@ -18,7 +18,7 @@ __all__ = ["BITS", "Codes", "dequantise", "quantise"]
 BITS = (8, 4)
 LEAST_BLOCK = 16
 _LEAST_SCALE = 2.0**-23
-# Zero points stay below 2^30: where all numbers of a block are large and alike, the scale grows.
+# Zero points stay below 2^30: the scale grows for a block of large and similar numbers.
 _LARGE = 2.0**7
 _SHARE = 2.0**-30
 
@@ -27,10 +27,10 @@ class Codes(NamedTuple):
     """Blocks along the last axis.
 
     Attributes:
-        codes: uint8 `(..., d)`; with 4 bits `(..., d / 2)`, the first half of a block in the high
-            nibbles and the second in the low ones.
+        codes: uint8 `(..., d)`, with 4 bits `(..., d / 2)`: the first half of a block in the high
+            nibbles and the second half in the low nibbles.
         scale: fp32 `(..., 1)`.
-        zero: int32 `(..., 1)`, the code of 0; it may be far outside of the codes.
+        zero: int32 `(..., 1)`, the code of 0, possibly far outside of the range of codes.
         bits: 8 or 4.
     """
 
@@ -41,14 +41,15 @@ class Codes(NamedTuple):
 
 
 def quantise(x: torch.Tensor, bits: int) -> Codes:
-    """Codes of blocks `(..., d)` of floating-point numbers, d at least 16.
+    """Return codes of blocks `(..., d)` of floating-point numbers, d even and at least 16.
 
     `scale = max((max - min) / (2^bits - 1), 2^-23)`, `zero = -round(min / scale)`, `code =
-    clamp(round(x (1 / scale)) + zero, 0, 2^bits - 1)`, in fp32. Beyond 128 the least scale is
-    2^-30 of the largest number, so that zero fits into 32 bits.
+    clamp(round(x (1 / scale)) + zero, 0, 2^bits - 1)`, in fp32. Beyond 128 the smallest scale is
+    2^-30 of the largest number, so zero fits into 32 bits.
 
     Raises:
-        ConfigError: other bits, or blocks of fewer than 16 numbers.
+        ConfigError: bits other than 8 and 4, or blocks of fewer than 16 or an odd number of
+            numbers.
     """
     if bits not in BITS:
         raise ConfigError(f"codes have 8 or 4 bits, not {bits}")
@@ -72,7 +73,7 @@ def quantise(x: torch.Tensor, bits: int) -> Codes:
 
 
 def dequantise(codes: Codes, dtype: torch.dtype) -> torch.Tensor:
-    """The numbers `(..., d)`: `(code - zero) scale` in fp32, then rounded to `dtype`."""
+    """Return the numbers `(..., d)`: `(code - zero) scale` in fp32, then rounded to `dtype`."""
     plain = codes.codes
     if codes.bits == 4:  # noqa: PLR2004 - two codes share a byte
         plain = torch.cat((plain >> 4, plain & 15), dim=-1)

@@ -1,7 +1,7 @@
-"""AttnWeightsReplayLog: the decisions of a cache, so that they can be played again.
+"""AttnWeightsReplayLog: the decisions of a cache, to be replayed.
 
-Invariant: the steps' lengths, and from the first overwrite on the rows per batch row and head.
-Cost: four bytes per token, batch row and KV head from then on.
+Invariant: the log has the lengths of all steps, and from the first overwrite on the rows per batch
+row and head. Cost: four bytes per token, batch row and KV head from the first overwrite on.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ __all__ = ["AttnWeightsReplayLog"]
 
 @dataclass(slots=True)
 class AttnWeightsReplayLog:
-    """Steps in their order.
+    """Steps in order.
 
     Attributes:
-        steps: tokens of each.
-        rows: per step int32 `(batch, kv_heads, m)`, the rows chosen; None while the cache fills.
+        steps: number of tokens of each step.
+        rows: per step the chosen rows, int32 `(batch, kv_heads, m)`, or None while the cache fills.
     """
 
     steps: list[int] = field(default_factory=list[int])
     rows: list[torch.Tensor | None] = field(default_factory=list[torch.Tensor | None])
 
     def note(self, new: int, rows: torch.Tensor | None) -> None:
-        """Note one step."""
+        """Append a step."""
         self.steps.append(new)
         self.rows.append(None if rows is None else rows.to(torch.int32))
 
     def chosen(self, step: int) -> torch.Tensor:
-        """The rows of a step, int64.
+        """Return the rows of a step, int64.
 
         Raises:
-            IndexError: the log has no such step.
+            IndexError: the step is missing or filled empty rows.
         """
         rows = self.rows[step]
         if rows is None:

@@ -1,10 +1,10 @@
-"""FixedRope: RoPE fixed once for the length that a sequence will have.
+"""FixedRope: RoPE fixed in advance for the final length of a sequence.
 
-Keys are kept rotated, so their rotation must be known before the first one: YaRN's scaling,
+Keys are stored rotated, so their rotation must be known before the first key. YaRN's scaling,
 LongRoPE's set of frequencies and dynamic RoPE's base depend on the length of the whole sequence.
-Invariant: all passes over one cache rotate as one pass over the whole sequence does; the model's
-own tables are not touched.
-Cost: cosines and sines once more per pass.
+Invariant: all passes over a cache rotate like a single pass over the whole sequence. The model's
+own tables are unchanged.
+Cost: a second computation of cosines and sines per pass.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -29,21 +29,22 @@ _FULL = "full_attention"
 
 
 class FixedRope:
-    """RoPE for one sequence of up to `total` tokens.
+    """RoPE for a sequence of up to `total` tokens.
 
     Args:
         rotary: the model's own rotary module.
         config: the model's configuration.
-        total: tokens of the longest sequence to come.
+        total: tokens of the longest expected sequence.
         yarn: whether a model without RoPE scaling is scaled beyond its trained length, by YaRN's
             rule.
 
     Attributes:
-        factor: YaRN's, `max(1, total / trained length)`; 1 where the model has its own scaling.
-        reach: longest sequence that is rotated so; None where there is no limit.
+        factor: YaRN's factor, `max(1, total / trained length)`, or 1 for a model with its own
+            scaling.
+        reach: longest supported sequence, None without a limit.
 
     Raises:
-        ConfigError: a kind of RoPE that is not known.
+        ConfigError: an unknown kind of RoPE.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class FixedRope:
         own = stated.get("rope_type", "default") != "default"
         self._total = total
         self.reach = limits.reach_of(total)
-        # Without the state that other passes leave in the model's own module.
+        # A copy, without the state left in the model's own module by its passes.
         self._rotary: Any = type(rotary)(config) if limits.varies else None
         self.factor = max(1.0, total / trained) if yarn and not own else 1.0
         self._frequencies: torch.Tensor | None = None
@@ -82,10 +83,10 @@ class FixedRope:
             self._frequencies, self._scale = make(scaled, torch.device("cpu"))
 
     def check(self, length: int) -> None:
-        """Refuse a sequence that one pass would rotate in another way.
+        """Refuse a sequence with a different rotation in a single pass.
 
         Raises:
-            ConfigError: it is longer than `reach`.
+            ConfigError: the sequence is longer than `reach`.
         """
         if self.reach is not None and length > self.reach:
             raise ConfigError(
@@ -98,15 +99,15 @@ class FixedRope:
     def rotation(
         self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Cosines and sines `(batch, m, dim)` in the type of `x`; None for the model's own.
+        """Return cosines and sines `(batch, m, dim)`, or None for the model's own tables.
 
         Args:
-            x: says the type.
+            x: a tensor of the result's type.
             position_ids: `(batch, m)`.
-            layer_type: of the layers that are rotated so, where a model has tables by it.
+            layer_type: type of the layers, for a model with tables by type.
         """
         if self._rotary is not None:
-            # transformers chooses frequencies by the largest position of a call: the last one.
+            # transformers chooses frequencies by the largest position of a call: add the last.
             last = torch.full_like(position_ids[..., :1], self._total - 1)
             rotary = self._rotary.to(position_ids.device)
             kind = () if layer_type is None else (layer_type,)
@@ -128,7 +129,7 @@ class SequenceRope:
         yarn: as for `FixedRope`.
 
     Attributes:
-        fixed: what keys are rotated by; None until the length of the sequences is known.
+        fixed: RoPE of the keys, None until the length of the sequences is known.
     """
 
     def __init__(self, rotary: torch.nn.Module, config: Any, *, yarn: bool) -> None:  # noqa: ANN401
@@ -138,10 +139,10 @@ class SequenceRope:
         self.fixed: FixedRope | None = None
 
     def fix(self, total: int, past: int) -> FixedRope:
-        """Fix RoPE for sequences of `total` tokens, if no key was rotated in `past` tokens yet.
+        """Fix RoPE for sequences of `total` tokens, unless it is in use for `past` tokens.
 
         Raises:
-            ConfigError: as `FixedRope`.
+            ConfigError: as for `FixedRope`.
         """
         if self.fixed is None or past == 0:
             self.fixed = FixedRope(self._rotary, self._config, total, yarn=self._yarn)
@@ -149,11 +150,11 @@ class SequenceRope:
 
     @property
     def factor(self) -> float:
-        """By what RoPE is scaled; 1 leaves it as the model has it."""
+        """Scale of RoPE, 1 for the model's own RoPE."""
         return 1.0 if self.fixed is None else self.fixed.factor
 
 
 def _windows_alone(config: Any) -> bool:  # noqa: ANN401 - a PretrainedConfig
-    """Whether every layer has a window."""
+    """Return whether every layer has a window."""
     groups = groups_of(config, config.num_hidden_layers)
     return bool(groups) and all(group.kind == "sliding" for group in groups)

@@ -1,7 +1,6 @@
-"""CacheSettings: what a selective cache is asked to be, before it knows a model.
+"""CacheSettings: settings of a selective cache, independent of a model.
 
-Invariant: a name is `{policy}-{buffers}`; arguments that a policy lacks are refused by the policy.
-Cost: none.
+Invariant: a name is `{policy}-{buffers}`. The policy refuses unknown arguments later. Cost: none.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -28,18 +27,18 @@ class CacheSettings:
     """A policy, its buffers, the number of rows and the lengths of steps.
 
     Attributes:
-        name: `{policy}-{buffers}`, such as "h2o-torch-quantized8" or "lastrec-default".
-        cache_length: rows per layer, of each batch row and KV head; one number, or one per layer.
-            That of a layer with a window is not used: it keeps its window.
-        chunk_size: tokens of each step after the first one, which fills the cache.
-        randomize_chunk_sizes: draw each such step from five sizes around `chunk_size`.
-        seed: of those draws.
-        cache_kwargs: what the policy takes: `grace_period`, `max_chunk_size`,
-            `keep_initial_fraction`, `normalize_scores`, `prefill_scores`, `sinks`, and of some
-            policies more.
+        name: `{policy}-{buffers}`, for example "h2o-torch-quantized8" or "lastrec-default".
+        cache_length: rows per batch row and KV head: a number for all layers, or a number per
+            layer. Ignored for layers with a window, because they keep their window.
+        chunk_size: tokens of each step after the first. The first step fills the cache.
+        randomize_chunk_sizes: draw the size of each later step from five sizes around `chunk_size`.
+        seed: seed of the draws.
+        cache_kwargs: arguments of the policy: `grace_period`, `max_chunk_size`,
+            `keep_initial_fraction`, `normalize_scores`, `prefill_scores`, `sinks`, and more for
+            some policies.
 
     Raises:
-        ConfigError: a number that cannot be, an argument that no policy knows.
+        ConfigError: a number out of range, or an argument unknown to all policies.
     """
 
     name: str = "h2o-torch-quantized8"

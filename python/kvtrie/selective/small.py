@@ -1,7 +1,8 @@
-"""Small policies on `AttnWeightsKVCache`: what a score is, in a few lines each.
+"""Small policies on `AttnWeightsKVCache`, each with a short definition of scores.
 
-Invariant: a score depends on rows and queries, never on the order of rows or on batch mates.
-Cost: one pass over the rows per step that evicts; those with a window, its weights as well.
+Invariant: a score depends on rows and queries, never on the order of rows or on the rest of the
+batch. Cost: one pass over the rows per step with evictions. Policies with a window compute its
+attention weights in addition.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -22,7 +23,7 @@ __all__ = ["Decay", "Expected", "KeyDiff", "KeyNorm", "Random", "SnapKV", "Tova"
 
 
 class KeyDiff(AttnWeightsKVCache):
-    """Keys that are like the mean of all keys go first (keydiff)."""
+    """Evicts first the keys most similar to the mean of all keys (keydiff)."""
 
     update_requires_attn_weights: ClassVar[bool] = False
 
@@ -34,7 +35,7 @@ class KeyDiff(AttnWeightsKVCache):
 
 
 class KeyNorm(AttnWeightsKVCache):
-    """Long keys go first (knorm)."""
+    """Evicts first the keys with the largest norms (knorm)."""
 
     update_requires_attn_weights: ClassVar[bool] = False
 
@@ -43,7 +44,7 @@ class KeyNorm(AttnWeightsKVCache):
 
 
 class Tova(AttnWeightsKVCache):
-    """Rows that the last query looks at least go first (tova)."""
+    """Evicts first the rows with the least attention from the last query (tova)."""
 
     update_requires_attn_weights: ClassVar[bool] = False
     window: ClassVar[int] = 1
@@ -53,7 +54,7 @@ class Tova(AttnWeightsKVCache):
 
 
 class SnapKV(AttnWeightsKVCache):
-    """Rows that the last queries look at least, with their neighbours, go first (snapkv)."""
+    """Evicts first the rows with the least attention from the last queries, smoothed (snapkv)."""
 
     update_requires_attn_weights: ClassVar[bool] = False
     window: ClassVar[int] = 32
@@ -63,7 +64,7 @@ class SnapKV(AttnWeightsKVCache):
 
 
 class Expected(AttnWeightsKVCache):
-    """Rows of which queries like the last ones would get the least value go first (expected)."""
+    """Evicts first the rows with the smallest expected contribution to future output (expected)."""
 
     update_requires_attn_weights: ClassVar[bool] = False
     window: ClassVar[int] = 64
@@ -74,13 +75,13 @@ class Expected(AttnWeightsKVCache):
         queries, keys = rows.queries.float(), rows.keys.float() * rows.scale
         groups = queries.unflatten(1, (keys.shape[1], rows.each))
         mean, spread = groups.mean(dim=3).mT, groups.var(dim=3, correction=0).mT
-        # The logarithm of the mean of exp(q k), if the numbers of q are normal.
+        # Logarithm of the mean of exp(q k), assuming normally distributed q like the last queries.
         expected = (keys @ mean + (keys**2 @ spread) / 2).mean(dim=-1)
         return expected + rows.values.float().norm(dim=-1).log()
 
 
 class Decay(H2OKVCache):
-    """`h2o` that forgets: what was cumulated shrinks with each token (h2o-decay)."""
+    """`h2o` with scores decaying with each token (h2o-decay)."""
 
     accepts: ClassVar[frozenset[str]] = H2OKVCache.accepts | {"decay"}
     prefill_scores: ClassVar[int] = 32
@@ -91,7 +92,7 @@ class Decay(H2OKVCache):
 
 
 class Random(AttnWeightsKVCache):
-    """Chance decides, by the seed, head and position (random): what others are held against."""
+    """Random baseline: scores from a hash of seed, head and position (random)."""
 
     accepts: ClassVar[frozenset[str]] = AttnWeightsKVCache.accepts | {"seed"}
     update_requires_attn_weights: ClassVar[bool] = False

@@ -1,10 +1,10 @@
-"""Steps: how a sequence is cut so that every layer's cache can take each step.
+"""Steps: cuts a sequence into steps with lengths allowed by every layer's cache.
 
-The first step fills the shortest cache, no step goes beyond the filling of any, all others are of
-`chunk_size` tokens or of sizes drawn around it. Windows limit no step; where every layer has one,
-the first step is like the others.
-Invariant: the cut from a position depends on the settings and the position alone.
-Cost: one comparison per step and layer.
+The first step fills the shortest cache. No step crosses the end of the free rows of any cache.
+Later steps have `chunk_size` tokens or sizes drawn around it. Windows limit no step. If every layer
+has a window, the first step has the same size as later steps.
+Invariant: the cut from a position depends only on the settings and the position.
+Cost: a comparison per step and layer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SIZES = 5
 def cut(
     caches: Sequence[KVCacheWithBuffers], settings: CacheSettings, start: int, total: int
 ) -> list[int]:
-    """Lengths of the steps from position `start` to `total`.
+    """Return the lengths of the steps from position `start` to `total`.
 
     Raises:
         ConfigError: the cache cannot take `total` tokens.
@@ -36,7 +36,7 @@ def cut(
     size = settings.chunk_size
     sizes = [size]
     if settings.randomize_chunk_sizes:
-        draw = random.Random(settings.seed)  # noqa: S311 - nothing is secret here
+        draw = random.Random(settings.seed)  # noqa: S311 - not used for secrets
         sizes = [draw.randint(size - size // 2, size + size // 2) for _ in range(_SIZES)]
     steps: list[int] = []
     at = start
@@ -55,7 +55,7 @@ def cut(
 
 
 def too_long(caches: Sequence[KVCacheWithBuffers], at: int, total: int) -> ConfigError:
-    """The error of a sequence of `total` tokens that a cache takes no further than `at`."""
+    """Return the error for a sequence of `total` tokens in a cache full at position `at`."""
     short = min(cache.cache_length for cache in caches if not cache.step_at(at))
     return ConfigError(
         f"a sequence of {total} tokens is longer than the {short} rows of a dense cache: "

@@ -1,9 +1,10 @@
-"""Trial: a short pass that shows whether a model's attention is what selective caches compute.
+"""Trial: a short check whether a model's attention equals the attention of selective caches.
 
-Configurations do not say all: layers add terms to attention, subtract one softmax from another or
-make masks. A model is tried once, when its first cache is opened.
-Invariant: a dense cache says of a few tokens, read in two passes, what the model says without one;
-passes of other threads over selective caches of the model wait for the look at it, and it for them.
+Configurations do not describe every detail: layers may add terms to attention, subtract two
+softmaxes or make their own masks. A model is checked when its first cache is opened.
+Invariant: a few tokens, read in two passes over a dense cache, give the same output as without a
+cache. The pass without a cache and concurrent passes over selective caches of the model exclude
+each other.
 Cost: three short passes per model object.
 """
 
@@ -30,26 +31,26 @@ __all__ = ["trial"]
 
 _FIRST, _ALL = 8, 12  # tokens of the first pass, and of both
 _APART = 0.02
-"""Largest difference that is rounding, as a share of the largest number."""
+"""Largest rounding difference, as a share of the largest number."""
 
 _tried: Remembered[bool] = Remembered()
-# Errors of a layer when attention is another function than it expects.
+# Errors of a layer when attention is not the expected function.
 _UNFIT = (AttributeError, IndexError, KeyError, TypeError, ValueError, NotImplementedError)
 
 
 @torch.no_grad()
 def trial(model: PreTrainedModel, dense: Callable[[int], Any]) -> None:
-    """Try a model, unless that has been done and it is as it was then.
+    """Check a model, unless it is unchanged since a successful check.
 
     Args:
-        model: in any mode; dropout is left out.
-        dense: opens a cache that evicts nothing, for a number of tokens.
+        model: a model in any mode. Dropout is disabled.
+        dense: opens a cache without evictions for a number of tokens.
 
     Raises:
-        ConfigError: the model says something else over a dense cache than without one.
+        ConfigError: the model's output over a dense cache differs from its output without a cache.
     """
     decoder: Any = cast("Any", model).get_decoder()
-    with between_passes(decoder.config):  # they exchange its attention
+    with between_passes(decoder.config):  # passes exchange the model's attention
         if _tried.get(decoder):
             return
         _tried.put(decoder, True)  # noqa: FBT003 - the dense cache is of the same model

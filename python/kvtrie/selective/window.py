@@ -1,9 +1,8 @@
-"""WindowKVCache: the rows of a layer whose queries see a window of tokens.
+"""WindowKVCache: the rows of a layer with a window of visible tokens.
 
-No policy chooses here: the layer keeps as many of the newest tokens as its window has, as the model
-itself does.
-Invariant: rows are in the order of their positions, and exact. Cost: K and V of the window once
-more per step.
+The layer keeps the newest tokens of its window, like the model itself, without a policy.
+Invariant: rows are in the order of their positions, and exact. Cost: a copy of K and V of the
+window per step.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -29,7 +28,7 @@ class WindowKVCache(KVCacheWithBuffers):
 
     Args:
         place: batch, KV heads, tokens of the window and numbers per head.
-        query_heads: of the model's layer.
+        query_heads: number of query heads of the model's layer.
         tmp_array_limit_gb: bound of attention's temporary arrays, in 10^9 bytes.
     """
 
@@ -38,7 +37,7 @@ class WindowKVCache(KVCacheWithBuffers):
         self.span = self.cache_length
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Take the next m tokens in, and attend; see `KVCache.forward`."""
+        """Read the next m tokens and attend, see `KVCache.forward`."""
         new = self._checked(query, key, value)
         if not self.input_pos:
             self.prefill_length = new
@@ -66,12 +65,12 @@ class WindowKVCache(KVCacheWithBuffers):
         return out
 
     def step_at(self, input_pos: int) -> int:
-        """Steps may have any length: they see their own tokens, whatever is kept of them."""
+        """Return a very large number: steps of any length attend to their own tokens."""
         del input_pos
         return _MOST
 
     def next_positions(self, new: int) -> torch.Tensor:
-        """No row is chosen.
+        """Raise an error: no row is ever chosen.
 
         Raises:
             ConfigError: always.
@@ -79,7 +78,7 @@ class WindowKVCache(KVCacheWithBuffers):
         raise ConfigError(f"a layer with a window of {self.span} chooses no rows for {new} tokens")
 
     def check_shrink(self, cache_length: int) -> None:
-        """Accept any number of rows for the other layers; the window stays."""
+        """Accept any number of rows: the window stays."""
 
     def shrink(self, cache_length: int) -> None:
         """Keep the window."""

@@ -2,17 +2,17 @@
 
 ```text
 run --> lora, head, optimisers
-finetune --> steps --> data         one run: batches, evaluation, snapshots
+finetune --> steps --> data         a run: batches, evaluation, snapshots
    +--> gradients --> cells --> cell         the backward pass, cell by cell
    |        +--> window_cell, checkpoint, spill, host_pool, residence
    +--> evaluate, metrics, saved --> files, snapshots
 plan: memory and time before a run
 ```
 
-A model learns under the decisions that it will run with: inference by steps, then a backward pass
-by cells that plays them again.
-Invariant: gradients are those of plain autograd under the same decisions. Cost: memory follows the
-cache, not the sequence.
+A model is trained with the policy used in inference: the forward phase is inference by steps, and
+the backward pass by cells replays its decisions.
+Invariant: gradients equal plain autograd with the same decisions. Cost: memory grows with the
+cache, not with the sequence.
 """
 
 from kvtrie.train.data import DataModule, Example, JsonLines, LongBenchV2, Recall

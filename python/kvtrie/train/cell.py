@@ -1,11 +1,11 @@
-"""CellCache: one layer's rows while a row of cells is worked on, forwards and backwards.
+"""CellCache: a layer's rows during the forward and backward pass of a row of cells.
 
-A log's decisions are played again. The operator of a step overwrites rows and attends; its
-backward attends backwards, hands the written rows' gradients out, and puts the old rows back, so
-that the rows run backwards with it.
-Invariant: after the backward pass of a cell the rows are those of its start, and the pair of
-gradient buffers belongs to them; the graph holds no tensor of as many rows as the cache but what
-the prefill's own attention keeps. Cost: a step's queries, and the rows that it overwrote.
+The cache replays the decisions of a log. The operator of a step overwrites rows and attends. Its
+backward pass differentiates attention, returns the gradients of the written rows, and restores the
+old rows.
+Invariant: after the backward pass of a cell, the rows and the two gradient buffers are in the state
+of its start. Except for the prefill's attention, the graph holds no tensor with all rows of the
+cache. Cost: a step's queries and its overwritten rows.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["CellCache", "RowsAreIn", "Start"]
 
 
-class RowsAreIn(Exception):  # noqa: N818 - it says that all is done, not that something failed
-    """The pass may end here: the layer's rows are written and its output is not needed."""
+class RowsAreIn(Exception):  # noqa: N818 - a signal, not an error
+    """Ends a pass early: the layer's rows are written and its output is not needed."""
 
 
 class Start(NamedTuple):
@@ -42,9 +42,9 @@ class Start(NamedTuple):
         keys: `(batch, kv_heads, n, dim)` of the n filled rows.
         values: like `keys`.
         token_pos: int32 `(batch, kv_heads, n)`.
-        step: the step that comes next.
+        step: index of the next step.
         input_pos: the next token's position.
-        ring: where the grace ring goes on.
+        ring: next position in the grace ring.
     """
 
     keys: torch.Tensor
@@ -56,13 +56,13 @@ class Start(NamedTuple):
 
 
 class CellCache(KVCache):
-    """The rows of a layer, by a log, with gradients.
+    """The rows of a layer with gradients, replayed from a log.
 
     Args:
-        model: the cache that the log is of: sizes, format and policy are taken from it.
+        model: the logged cache, with sizes, format and policy.
         log: its decisions.
         forward_gb: bound of attention's temporary arrays, in 10^9 bytes.
-        backward_gb: the same backwards.
+        backward_gb: the same for the backward pass.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class CellCache(KVCache):
     # ------------------------------------------------------------------------------ the step
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Take the log's next step; see `KVCache.forward`.
+        """Run the log's next step, see `KVCache.forward`.
 
         Raises:
             RowsAreIn: `only_rows` is set and the rows are written.
@@ -116,11 +116,11 @@ class CellCache(KVCache):
         return out
 
     def ends(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return roots of the backward pass with their gradients: every step's operator runs."""
+        """Return a root and gradient for the backward pass, so every step's operator runs."""
         return [(self.chain, torch.zeros_like(self.chain))]
 
     def advance(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Write the next step's tokens; what `recede` needs to undo it."""
+        """Write the next step's tokens and return the data for `recede` to undo it."""
         new = key.shape[2]
         rows = self._chosen(new)
         undo: tuple[torch.Tensor, ...] = ()
@@ -145,7 +145,7 @@ class CellCache(KVCache):
         return undo
 
     def settle(self, key: torch.Tensor, value: torch.Tensor) -> None:
-        """End a step: its rows are from now on what the buffers would keep of them."""
+        """End a step: replace its rows by their numbers after a write to the buffers."""
         if self._rounded is None:
             return
         rows = self._written(key.shape[2])
@@ -153,11 +153,11 @@ class CellCache(KVCache):
         put_rows(self._values, rows, self._rounded(value))
 
     def recede(self, new: int, undo: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Undo the last step, and hand out the gradients of its K and V.
+        """Undo the last step, and return the gradients of its K and V.
 
         Args:
-            new: its tokens.
-            undo: what `advance` returned.
+            new: number of its tokens.
+            undo: result of `advance`.
         """
         written = self._written(new)
         self.step -= 1
@@ -174,8 +174,7 @@ class CellCache(KVCache):
         if turning == new:
             self._ring = (self._ring - new) % max(1, self.grace)
             turning, ring = self._ring_rows(new)
-        # Tokens that left the ring are in the first of the rows: content and gradient go back
-        # there.
+        # The first rows hold the tokens moved out of the ring: return their content and gradients.
         for plane in (*self._planes, *grads):
             if turning:
                 put_rows(plane, ring, take_rows(plane, rows[:, :, :turning]))
@@ -186,7 +185,7 @@ class CellCache(KVCache):
         return found
 
     def attended(self, query: torch.Tensor) -> torch.Tensor:
-        """The output of the step that was just written, by the kernel of the forward phase."""
+        """Return the output of the last written step, by the kernel of the forward phase."""
         given: dict[str, Any] = {
             "token_pos": self.token_pos,
             "input_pos": self.input_pos - query.shape[2],
@@ -202,7 +201,7 @@ class CellCache(KVCache):
     def attended_back(
         self, grad: torch.Tensor, query: torch.Tensor, sink_grads: torch.Tensor | None
     ) -> torch.Tensor:
-        """The queries' gradient; that of rows is added to the pair of gradient buffers."""
+        """Return the queries' gradient and add the rows' gradients to the gradient buffers."""
         keys, values = self.keys_values()
         key_grads, value_grads = self.grads
         return attend_backward(
@@ -222,7 +221,7 @@ class CellCache(KVCache):
         )
 
     def rewrite(self, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Put a step's exact numbers into its rows, as they were when it attended."""
+        """Restore a step's exact numbers in its rows, as used by its attention."""
         if self._rounded is not None:
             rows = self._written(key.shape[2])
             put_rows(self._keys, rows, key)
@@ -234,7 +233,7 @@ class CellCache(KVCache):
         return self._rounded is not None
 
     def _chosen(self, new: int, filled: int | None = None, step: int | None = None) -> torch.Tensor:
-        """The rows that a step overwrites, by default the next, int64 `(batch, kv_heads, new)`."""
+        """Return the rows of a step, by default the next, int64 `(batch, kv_heads, new)`."""
         rows = self._log.rows[self.step if step is None else step]
         if rows is not None:
             return rows.to(self.place.device, torch.int64)
@@ -243,7 +242,7 @@ class CellCache(KVCache):
         return places.expand(*self.place.shape[:2], new)
 
     def _ring_rows(self, new: int, start: int | None = None) -> tuple[int, torch.Tensor]:
-        """Number of rows of the grace ring that a step takes, and the rows, from `start` on."""
+        """Return the number of ring rows used by a step, and the rows from `start` on."""
         turning = min(new, self.grace)
         first = self._ring if start is None else start
         places = torch.arange(turning, device=self.place.device) + first
@@ -251,7 +250,7 @@ class CellCache(KVCache):
         return turning, ring.expand(*self.place.shape[:2], turning)
 
     def _written(self, new: int) -> torch.Tensor:
-        """The rows that the last step's tokens are in, in their order."""
+        """Return the rows of the last step's tokens, in order."""
         step = self.step - 1
         rows = self._chosen(new, filled=self.filled - new, step=step)
         if self._log.rows[step] is None:
@@ -264,7 +263,7 @@ class CellCache(KVCache):
     # ------------------------------------------------------------------------------ position
 
     def start(self) -> Start:
-        """The state at which the next cell starts; a copy."""
+        """Return a copy of the state, the start of the next cell."""
         keys, values = self.keys_values()
         return Start(
             keys.clone(),
@@ -276,7 +275,7 @@ class CellCache(KVCache):
         )
 
     def begin(self, start: Start | None) -> None:
-        """Go to the start of a cell; None is the first one."""
+        """Set the state to the start of a cell, None for the first cell."""
         self.reset()
         if start is None:
             return
@@ -300,12 +299,12 @@ class CellCache(KVCache):
         return self._grads
 
     def reset(self) -> None:
-        """Go back before the first step."""
+        """Reset to the state before the first step."""
         self.step = self.filled = self.input_pos = self._ring = 0
 
     @property
     def _log(self) -> AttnWeightsReplayLog:
-        assert self.replay_log is not None  # noqa: S101 - it was given
+        assert self.replay_log is not None  # noqa: S101 - set on creation
         return self.replay_log
 
     @property
@@ -319,16 +318,16 @@ class CellCache(KVCache):
 
     @property
     def scores(self) -> torch.Tensor:
-        """Zeros: a log needs none."""
+        """Zeros: a replay needs no scores."""
         return torch.zeros_like(self.token_pos, dtype=torch.float32)
 
     def keys_values(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of the filled rows."""
+        """Return K and V of the filled rows."""
         return self._keys[:, :, : self.filled], self._values[:, :, : self.filled]
 
     @property
     def largest_step(self) -> int:
-        """Tokens of the log's next step; 0 after its end."""
+        """Number of tokens of the log's next step, 0 after its end."""
         steps = self._log.steps
         return steps[self.step] if self.step < len(steps) else 0
 
@@ -338,10 +337,10 @@ class CellCache(KVCache):
 
 
 class _Step(torch.autograd.Function):
-    """A step after the prefill: overwrites rows, then attends to all of them."""
+    """A step after the prefill: overwrites rows, then attends to all rows."""
 
     @staticmethod
-    def forward(  # noqa: PLR0917 - torch hands them over by place
+    def forward(  # noqa: PLR0917 - torch passes them by position
         ctx: Any,  # noqa: ANN401 - torch's context
         query: torch.Tensor,
         key: torch.Tensor,
@@ -382,7 +381,7 @@ class _Step(torch.autograd.Function):
 
 
 class _Prefill(torch.autograd.Function):
-    """The first step: fill rows. It attends to its own tokens alone, which torch differentiates."""
+    """The first step: fills rows. torch differentiates its attention to its own tokens."""
 
     @staticmethod
     def forward(

@@ -1,7 +1,7 @@
-"""Cells: how layers and steps are tiled.
+"""Cells: tiles of layers and steps.
 
-A row of cells covers some neighbouring layers, a column some neighbouring steps.
-Invariant: every layer and every step is in exactly one row and one column, in order.
+A row of cells covers some adjacent layers, a column some adjacent steps.
+Invariant: every layer is in exactly one row and every step in exactly one column, in order.
 Cost: a comparison per step.
 """
 
@@ -18,18 +18,18 @@ __all__ = ["columns", "rows"]
 
 
 def rows(layers: int, settings: GradientSettings) -> list[range]:
-    """The layers of each row of cells, from the bottom."""
+    """Return the layers of each row of cells, from the bottom."""
     each = settings.layers_per_cell
     return [range(lo, min(layers, lo + each)) for lo in range(0, layers, each)]
 
 
 def columns(steps: Sequence[int], cache_length: int, settings: GradientSettings) -> list[range]:
-    """The steps of each cell, from the left.
+    """Return the steps of each column of cells, from the left.
 
     Args:
         steps: tokens of each step.
-        cache_length: rows of the cache; the fewest where layers differ.
-        settings: with the multiplier.
+        cache_length: rows of the cache, the smallest number of all layers.
+        settings: settings with the multiplier.
     """
     most = int(cache_length * settings.chunks_per_cell_multiplier)
     found: list[range] = []

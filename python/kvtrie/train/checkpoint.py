@@ -1,7 +1,7 @@
-"""Checkpoint: numbers in host memory or in files, exact or as codes.
+"""Checkpoint: numbers in host memory or in files, exact or quantised.
 
-Invariant: numbers are read back to their device, in their format; exact ones bit for bit.
-Cost: a copy each way that overlaps with the computation, and one pass over quantised numbers.
+Invariant: numbers are read back to their device, in their format, bit for bit unless quantised.
+Cost: a copy in each direction, overlapped with the computation, and a pass over quantised numbers.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -32,10 +32,10 @@ class Checkpoint:
     """Numbers of a forward pass, kept for the backward pass.
 
     Args:
-        x: floating-point numbers that do not change any more.
-        pool: the host memory that they go to.
-        quantiser: its name; None keeps them exact.
-        spill: files that they go on to; None keeps them in memory.
+        x: floating-point numbers in their final state.
+        pool: the host memory for the copy.
+        quantiser: name of a quantiser. None keeps exact numbers.
+        spill: files for the copy. None keeps it in memory.
     """
 
     __slots__ = ("_bits", "_dtype", "_parts", "_shape")
@@ -55,12 +55,12 @@ class Checkpoint:
         self._parts = [pool.put(each, spill) for each in parts]
 
     def bring(self) -> None:
-        """Start to copy them back, while the device computes."""
+        """Start copying back to the device, in parallel with the computation."""
         for each in self._parts:
             each.bring()
 
     def read(self) -> torch.Tensor:
-        """The numbers, on the device that they came from."""
+        """Return the numbers, on their original device."""
         self.bring()
         there = [each.read() for each in self._parts]
         if not self._bits:
@@ -68,7 +68,7 @@ class Checkpoint:
         return dequantise(Codes._make((*there, self._bits)), self._dtype).view(self._shape)
 
     def free(self) -> None:
-        """Give their memory to others."""
+        """Release the memory to the pool."""
         for each in self._parts:
             each.free()
 
@@ -79,10 +79,10 @@ class Checkpoint:
 
 
 def block_of(width: int) -> int:
-    """Numbers of a block that is quantised together: at most 128 that divide the last axis.
+    """Return the size of a quantised block: the largest even divisor of the width up to 128.
 
     Raises:
-        ConfigError: an axis that cannot be cut into blocks of 16 to 128.
+        ConfigError: no even number from 16 to 128 divides the width.
     """
     for block in range(min(_BLOCK, width), LEAST_BLOCK - 1, -1):
         if width % block == 0 and block % 2 == 0:
@@ -94,13 +94,13 @@ def block_of(width: int) -> int:
 
 
 def coded_bytes(numbers: int, width: int, itemsize: int, quantiser: str | None) -> int:
-    """Bytes of `numbers` numbers in host memory.
+    """Return the bytes of numbers in host memory.
 
     Args:
-        numbers: how many.
-        width: of their last axis.
-        itemsize: bytes of one, exact.
-        quantiser: its name; None keeps them exact.
+        numbers: count of the numbers.
+        width: length of their last axis.
+        itemsize: bytes of an exact number.
+        quantiser: name of a quantiser. None keeps exact numbers.
     """
     if quantiser is None:
         return numbers * itemsize

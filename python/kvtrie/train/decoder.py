@@ -1,9 +1,9 @@
-"""Decoder: the parts of a transformers model that run apart from one another.
+"""Decoder: the separate parts of a transformers model.
 
-Embedding, layers, the last norm and the map to logits. Layers run as the model runs them, with
-attention handed to `KVCache`s.
-Invariant: put together, the parts compute what the model computes; dropout of a layer and step is
-the same however often it runs. Cost: that of the parts.
+The parts are the embedding, the layers, the last norm and the map to logits. Layers run as in the
+model, with attention by `KVCache`s.
+Invariant: all parts in sequence compute the same as the model. Dropout of a layer and step is the
+same on every run. Cost: the cost of the parts.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["Decoder", "Rotation"]
 
 Rotation: TypeAlias = "Mapping[str | None, tuple[torch.Tensor, torch.Tensor]]"
-"""Cosines and sines by the kind of a layer; by None where all layers are rotated alike."""
+"""Cosines and sines by the kind of a layer, with key None if all layers share tables."""
 
-# Settings of some models that act between the parts that are run here.
+# Unsupported settings of some models, acting between the parts.
 _BETWEEN = (
     "embedding_multiplier",
     "logit_scale",
@@ -44,13 +44,13 @@ class Decoder:
     """A model in parts.
 
     Args:
-        model: a causal language model, or one that peft has put adapters into.
+        model: a causal language model, possibly wrapped by peft.
 
     Attributes:
-        model: the model itself, without what peft wraps it in; adapters are inside.
+        model: the model without peft's wrapper, with adapters.
 
     Raises:
-        ConfigError: a model that does more between its parts.
+        ConfigError: a model with unsupported operations between its parts.
     """
 
     def __init__(self, model: PreTrainedModel | Any) -> None:  # noqa: ANN401 - a PeftModel
@@ -70,7 +70,7 @@ class Decoder:
         self.norm: torch.nn.Module = parts.norm
         self.to_logits: torch.nn.Module = cast("Any", self.model).get_output_embeddings()
         self._softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
-        # Gemma 3 has tables of rotation by the kind of a layer.
+        # Gemma 3 has rotation tables per kind of layer.
         stated = (getattr(self.config, "rope_parameters", None) or {}).values()
         apart = any(isinstance(each, Mapping) for each in stated)
         self._kinds: list[str | None] = (
@@ -87,11 +87,11 @@ class Decoder:
             self._seed = int(torch.randint(2**31, ()).item())
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Inputs of the first layer, `(batch, m, hidden)`."""
+        """Return the inputs of the first layer, `(batch, m, hidden)`."""
         return self.embedding(input_ids)
 
     def rotation(self, x: torch.Tensor, columns: torch.Tensor) -> Rotation:
-        """Cosines and sines of positions `(batch, m)`, in the format of `x`, by kind of layer."""
+        """Return cosines and sines of positions `(batch, m)`, in `x`'s format, by layer kind."""
         return {kind: self._rotation(x, columns, kind) for kind in dict.fromkeys(self._kinds)}
 
     def _rotation(
@@ -110,10 +110,10 @@ class Decoder:
         hidden: torch.Tensor,
         rotation: Rotation,
     ) -> torch.Tensor:
-        """One layer over one step, `(batch, m, hidden)` each way."""
+        """Run a layer over a step, with inputs and outputs `(batch, m, hidden)`."""
         if self._seed is None:
             return self._layer(layer, hidden, rotation)
-        # torch.manual_seed would look at every device and note its caller, each time.
+        # torch.manual_seed would seed every device and record its caller on each call.
         source = torch.default_generator
         if hidden.device.type == "cuda":
             source = torch.cuda.default_generators[hidden.device.index or 0]
@@ -134,7 +134,7 @@ class Decoder:
         return out[0] if isinstance(out, tuple) else out
 
     def outputs(self, hidden: torch.Tensor, *, logits: bool) -> torch.Tensor:
-        """Inputs of a head: logits, or outputs of the last norm."""
+        """Return the inputs of a head: logits, or outputs of the last norm."""
         normed = self.norm(hidden)
         if not logits:
             return normed
@@ -142,10 +142,10 @@ class Decoder:
         return found if self._softcap is None else Terms(self._softcap).capped(found)
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """All parameters of the model."""
+        """Return all parameters of the model."""
         return self.model.parameters()
 
 
 def _drops(part: torch.nn.Module) -> bool:
-    """Whether a module draws at random."""
+    """Return whether a module is active dropout."""
     return isinstance(part, torch.nn.Dropout) and part.training and part.p > 0

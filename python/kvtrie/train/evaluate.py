@@ -1,6 +1,6 @@
-"""Evaluate: loss and exact matches of cases under a cache's policy.
+"""Evaluate: loss and exact matches of cases with a cache's policy.
 
-Invariant: cases come in the order that is given, and no gradient is computed. Cost: inference.
+Invariant: cases run in the given order, and no gradient is computed. Cost: inference.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -30,10 +30,10 @@ class Measured:
     """Results of an evaluation.
 
     Attributes:
-        cases: how many.
-        tokens: that they have.
-        loss: their mean.
-        exact: share of cases whose targets were all named; None where the head does not say.
+        cases: number of cases.
+        tokens: number of their tokens.
+        loss: their mean loss.
+        exact: share of cases with all targets predicted, None if undefined for the head.
     """
 
     cases: int
@@ -54,12 +54,12 @@ def evaluate(
     """Run cases by inference.
 
     Args:
-        tool: with model, head and cache.
-        data: prepared.
-        places: of the cases in it.
+        tool: model, head and cache settings.
+        data: prepared data.
+        places: indices of the cases in the data.
         size: cases per pass.
-        most: passes; None runs all.
-        each: is called with the number of cases that are done.
+        most: largest number of passes. None runs all.
+        each: called with the number of finished cases after each pass.
     """
     batches = [places[lo : lo + size] for lo in range(0, len(places), size)][:most]
     cases = tokens = right = 0
@@ -88,5 +88,5 @@ def evaluate(
 
 
 def random_state(seed: int, step: int, rank: int) -> None:
-    """Let what is drawn in a step depend on the step, so that a run can go on anywhere."""
+    """Seed random numbers by the step, so that a run can resume at any step."""
     torch.manual_seed(seed * 1_000_003 + step * 1009 + rank)

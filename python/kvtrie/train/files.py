@@ -1,7 +1,7 @@
-"""Files that are there whole or not at all.
+"""Files: atomic writes of files and folders.
 
-Invariant: a name is only ever that of a whole file or folder; what a crash leaves has other names.
-Cost: one write to a neighbouring name, made durable, and a rename.
+Invariant: a name always refers to a complete file or folder. A crash leaves partial content only
+under temporary names. Cost: a durable write to a temporary name, and a rename.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _PART = ".part"
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file, in a folder that is made where it is not there.
+    """Write a file atomically, creating its folder if necessary.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,10 +38,10 @@ def write_whole(path: Path, content: bytes) -> None:
 
 @contextmanager
 def whole_folder(path: Path) -> Generator[Path]:
-    """A folder to write into that takes its name when all is written; one of that name goes.
+    """Yield a temporary folder and rename it to `path` at the end, replacing an existing folder.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the folder cannot be written.
     """
     part = path.with_name(path.name + _PART)
     try:

@@ -1,6 +1,6 @@
-"""Finetune: a run from the first step to the last, or from a checkpoint on.
+"""Finetune: a run from the first step or from a checkpoint to the last step.
 
-Invariant: a step depends on settings, weights and its number; what is on disk is whole.
+Invariant: a step depends only on settings, weights and its number. Files on disk are complete.
 Cost: gradients by cells, and an optimiser.
 """
 
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Tuned", "finetune"]
 
-_CHECKED = 2  # cases that are run to see that validation works
+_CHECKED = 2  # cases for a test of validation before the first step
 
 
 class Tuned:
     """Results of a run.
 
     Attributes:
-        model: with adapters, or with all weights trained.
-        losses: of the steps that this call took.
-        validation: of the last validation; None where none was wanted.
-        steps: optimiser steps in all.
+        model: model with adapters, or with all weights trained.
+        losses: losses of the steps of this call.
+        validation: results of the last validation, None without validation.
+        steps: total number of optimiser steps.
     """
 
     def __init__(
@@ -87,19 +87,19 @@ def finetune(
     """Fine-tune a model under a cache's policy.
 
     Args:
-        model: see `SelectiveCache`; its weights are changed in the modes that train all.
-        data: where cases come from.
+        model: see `SelectiveCache`. The modes for all weights change its weights.
+        data: source of the cases.
         run: settings.
-        tokens: of a prompt, as for inference.
-        continued: of text without special tokens, for answers and labels; None takes `tokens`.
-        chat: of messages; see `DataModule.prepare`.
-        text: of tokens, for answers that are written; None writes the tokens.
-        name: of the model, as users write it.
-        write: takes lines for people.
+        tokens: tokenizer of a prompt, as for inference.
+        continued: tokenizer without special tokens, for answers and labels. None takes `tokens`.
+        chat: tokenizer of messages, see `DataModule.prepare`.
+        text: detokenizer for reported answers. None reports the tokens.
+        name: the user's name of the model.
+        write: called with lines of the report.
 
     Raises:
-        ConfigError: settings, data, model or folder that do not go together, before the first step;
-            a loss that is not finite, with its step.
+        ConfigError: settings, data, model or folder do not match, before the first step, or a loss
+            is not finite, with its step.
     """
     with World(run.devices) as world:
         prepare = partial(data.prepare, tokens, continued=continued, chat=chat, name=name)
@@ -107,7 +107,7 @@ def finetune(
 
 
 class _Tuning:
-    """A run under way."""
+    """State of a run."""
 
     def __init__(  # noqa: PLR0917 - made by `finetune` alone
         self,
@@ -168,7 +168,7 @@ class _Tuning:
         self._metrics = Metrics(self._saved.folder, start) if world.leads else None
 
     def _prepare_weights(self) -> None:
-        """Say what is trained: adapters or everything, but for a map to logits that is not used."""
+        """Mark the weights to train: adapters or all weights, without an unused map to logits."""
         if not self._run.adapts:
             for weight in self._model.parameters():
                 weight.requires_grad_(True)  # noqa: FBT003 - torch's own
@@ -184,7 +184,7 @@ class _Tuning:
     # --------------------------------------------------------------------------------- the run
 
     def all(self) -> Tuned:
-        """Every step that is left."""
+        """Run the remaining steps."""
         run, steps = self._run, self._steps
         self._introduce()
         losses: list[float] = []
@@ -264,7 +264,7 @@ class _Tuning:
         return loss
 
     def _validate(self, step: int, *, only: bool = False) -> Measured | None:
-        """Validate; `only` runs two cases and reports no figures."""
+        """Validate. `only` runs two cases without reporting figures."""
         run, places = self._run, self._data.validation.places
         if not places:
             return None
@@ -279,7 +279,7 @@ class _Tuning:
         return None if only else found
 
     def _answer(self, place: int) -> str:
-        """A line with what the model says to a case, under the cache's policy."""
+        """Return a line with the model's answer to a case, using the cache's policy."""
         module: Any = self._tool.decoder.model
         ids = torch.tensor([self._data.prompt(place)], device=self._device)
         learned = module.training
@@ -306,7 +306,7 @@ class _Tuning:
         self._world.wait()
 
     def _details(self) -> str:
-        """A line about the last pass: its steps and what its checkpoints took."""
+        """Return a line about the last pass: its steps and the bytes of its checkpoints."""
         steps = self._tool.logs[0].steps
         shown = f" of {', '.join(map(str, steps))}" if self._run.verbose == "all" else ""
         size = self._tool.checkpoint_bytes / 1e6
@@ -345,8 +345,8 @@ def _say_nothing(_: str) -> None:
 
 
 def _path(kind: type) -> str:
-    """The name that the command line finds a class by."""
-    main = kind.__module__ == "__main__"  # another module in the process that reads it
+    """Return the name of a class for the command line."""
+    main = kind.__module__ == "__main__"  # the reading process has a different main module
     return kind.__name__ if main else f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -361,10 +361,10 @@ def _about(model: PreTrainedModel, data: DataModule, run: Run, name: str) -> Abo
 
 
 def _rates(run: Run, optimizer: torch.optim.Optimizer) -> list[float]:
-    """The learning rate of each group of weights.
+    """Return the learning rate of each group of weights.
 
     Raises:
-        ConfigError: the lowest rate of the schedule is above one of them.
+        ConfigError: the lowest rate of the schedule is above the rate of a group.
     """
     rates: list[float] = [group["lr"] for group in optimizer.param_groups]
     if run.train.min_lr > min(rates):
@@ -375,10 +375,11 @@ def _rates(run: Run, optimizer: torch.optim.Optimizer) -> list[float]:
 
 
 def _start(saved: Saved, run: Run, about: About) -> int:
-    """The step after which a run starts.
+    """Return the number of steps already done, 0 for a new run.
 
     Raises:
-        ConfigError: a run of another model is there, or one that was not asked to go on.
+        ConfigError: the folder has no run to resume, a run of a different model, or checkpoints
+            although `resume` is off.
     """
     before = saved.about()
     if before is None:
@@ -401,13 +402,13 @@ def _start(saved: Saved, run: Run, about: About) -> int:
 
 
 def _room(folder: Path, trained: Sequence[torch.nn.Parameter]) -> None:
-    """Refuse a folder that has no room for two checkpoints."""
+    """Refuse a folder without room for the checkpoints."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error}") from error
-    # Weights and two numbers of the optimiser for each, three times while one is written.
+    # Weights and two fp32 numbers of the optimiser each: two checkpoints and a partial third.
     wanted = 3 * sum(each.numel() * (each.element_size() + 8) for each in trained)
     if free < wanted:
         raise ConfigError(

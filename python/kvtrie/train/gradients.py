@@ -1,10 +1,11 @@
-"""LongContextGradients: the gradients of a loss over long sequences, under a cache's policy.
+"""LongContextGradients: the gradients of a loss over long sequences, with a cache's policy.
 
-Forward phase: inference by steps, its decisions noted, the inputs of each row of cells kept.
-Backward phase: rows of cells from the top; in each, K and V where cells start are computed once
-more, then its cells run from right to left, each forwards and backwards under autograd.
-Invariant: the gradients are those of plain autograd under the same decisions.
-Cost: three passes over the sequence, and the memory of one cell in addition to the checkpoints.
+The forward phase is inference by steps. It logs the decisions and keeps the inputs of each row of
+cells. The backward phase runs the rows of cells from the top. For each row it first computes K and
+V at the starts of cells again, then runs the cells from right to left, each forwards and backwards
+with autograd.
+Invariant: gradients equal plain autograd with the same decisions.
+Cost: three passes over the sequence, and the memory of a cell in addition to the checkpoints.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -46,25 +47,25 @@ class LongContextGradients:
     """Computes gradients of long sequences by cells.
 
     Args:
-        model: a causal language model that `SelectiveCache` takes, with peft's adapters or without.
-        head: from outputs to the loss.
-        settings: of the cache, which is the one that the model will run with.
+        model: a causal language model supported by `SelectiveCache`, with or without peft adapters.
+        head: computes the loss from the outputs.
+        settings: settings of the cache, the same as for later inference.
         grad: cells and checkpoints.
-        yarn_rope: as of `SelectiveCache`.
+        yarn_rope: see `SelectiveCache`.
         attention_forward_temp_size_gb: bound of attention's temporary arrays, in 10^9 bytes.
         attention_backward_temp_size_gb: the same in the backward pass.
-        residence: place of the weights during a batch; None leaves them where they are.
-        watch: is called with "forward" and None when a batch starts, with "row" and the first
-            layer when a row of cells does, and with "end" and None.
+        residence: place of the weights during a batch. None leaves them in place.
+        watch: called with "forward" and None at the start of a batch, with "row" and the first
+            layer at the start of a row of cells, and with "end" and None at the end.
 
     Attributes:
-        logs: of the last sequences, the replay log of each layer.
-        right: of the last sequences, int64 `(batch,)`, how many targets the head's outputs named;
-            None where the head does not say.
-        checkpoint_bytes: of the last sequences, the most that checkpoints took in host memory.
+        logs: replay log of each layer for the last sequences.
+        right: number of correctly predicted targets of the last sequences, int64 `(batch,)`, None
+            if undefined for the head.
+        checkpoint_bytes: peak bytes of checkpoints in host memory for the last sequences.
 
     Raises:
-        ConfigError: a model of another kind.
+        ConfigError: an unsupported model.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class LongContextGradients:
         *,
         attention_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The loss alone, by inference; see `gradients`."""
+        """Return only the loss, by inference, see `gradients`."""
         batch = _Batch(self, input_ids, targets, attention_mask, scale=None)
         with self.residence.forward():
             batch.read()
@@ -116,22 +117,22 @@ class LongContextGradients:
         *,
         attention_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Add gradients to every parameter of model and head that asks for them.
+        """Add gradients to every parameter of model and head with `requires_grad`.
 
         Args:
             input_ids: int64 `(batch, tokens)`.
-            targets: int64 `(batch, up to tokens)`, those of the last outputs, as the head takes
-                them; `IGNORED` where there is none.
-            scale: by what the gradients are multiplied; the loss is not.
-            attention_mask: `(batch, tokens)`, 0 before each row's first token; padding is on the
+            targets: int64 `(batch, up to tokens)`, targets of the last outputs for the head,
+                `IGNORED` for no target.
+            scale: factor of the gradients, not of the loss.
+            attention_mask: `(batch, tokens)`, 0 before each row's first token, with padding on the
                 left.
 
         Returns:
-            The loss, fp32: each row's sum over its targets by `num_target_entries`, mean over the
-            batch.
+            The loss, fp32: each row's sum over its targets divided by `num_target_entries`, mean
+            over the batch.
 
         Raises:
-            ConfigError: shapes or settings that do not go together; no gradient was added then.
+            ConfigError: shapes or settings do not match. No gradient was added then.
         """
         batch = _Batch(self, input_ids, targets, attention_mask, scale=scale)
         try:
@@ -149,7 +150,7 @@ class LongContextGradients:
         return batch.loss
 
     def pool(self, device: torch.device) -> HostPool:
-        """Host memory for the checkpoints of batches on a device."""
+        """Return the host memory for checkpoints of batches on a device."""
         if self._pool is None or self._pool.device != device:
             self._pool = HostPool(device)
         return self._pool
@@ -165,29 +166,29 @@ class LongContextGradients:
 
     @property
     def backward_gb(self) -> float:
-        """The same backwards."""
+        """Bound of attention's temporary arrays in the backward pass."""
         return self._backward_gb
 
     @property
     def yarn_rope(self) -> bool:
-        """Whether RoPE is scaled for sequences longer than those of the training."""
+        """Whether RoPE is scaled for sequences beyond the trained length."""
         return self._yarn_rope
 
 
 class _Row:
-    """Caches that attention uses while a row of cells runs, by layer."""
+    """Caches for attention during a row of cells, by layer."""
 
     def __init__(self, layers: range, cells: Sequence[CellCache | WindowCell]) -> None:
         self._caches = dict(zip(layers, cells, strict=True))
 
     @property
     def caches(self) -> Any:  # noqa: ANN401 - read by number
-        """By layer."""
+        """The caches, by layer."""
         return self._caches
 
 
 class _Batch:
-    """The gradients of one batch, on their way."""
+    """State of the computation of a batch's gradients."""
 
     def __init__(
         self,
@@ -221,7 +222,7 @@ class _Batch:
     # --------------------------------------------------------------------------- forward phase
 
     def read(self) -> None:
-        """Read the sequences by steps: loss, head gradients, logs, inputs of rows of cells."""
+        """Read the sequences by steps, for loss, head gradients, logs and inputs of rows."""
         decoder, (size, total) = self._decoder, self._ids.shape
         decoder.begin(total, yarn_rope=self._owner.yarn_rope)
         cache = SelectiveCache(
@@ -254,7 +255,7 @@ class _Batch:
         self._note_bytes(0)
 
     def _open_spill(self) -> None:
-        """Make room in files, where they are wanted."""
+        """Create the files for checkpoints, if configured."""
         folder, inner = self._grad.checkpoint_dir, rows(len(self._decoder.layers), self._grad)[1:]
         if folder is None or self._scale is None or not inner:
             return
@@ -263,13 +264,13 @@ class _Batch:
         for step in self._steps:
             numbers = len(self._ids) * len(step) * width
             whole = coded_bytes(numbers, width, itemsize, self._grad.layercp_qname)
-            # Codes, their scales and their zero points are put one by one.
+            # Codes, scales and zero points are separate tensors in the files.
             beside = 0 if self._grad.layercp_qname is None else numbers // block_of(width) * 4
             sizes += [whole - 2 * beside, *([beside] * 2 if beside else [])]
         self._spill = Spill(folder, sizes * len(inner))
 
     def close(self) -> None:
-        """Give memory and files back."""
+        """Release memory and files."""
         self._pool.reset()
         if self._spill is not None:
             self._spill.close()
@@ -288,7 +289,7 @@ class _Batch:
         self._seeds.append(self._judge(at, hidden))
 
     def _judge(self, at: int, hidden: torch.Tensor) -> Checkpoint | None:
-        """The losses of a step; the gradient of what the top layer gave, or None for zeros."""
+        """Add the losses of a step. Return the gradient of the top layer's output, None for 0."""
         head, step = self._head, self._steps[at]
         begin = self._ids.shape[1] - self._targets.shape[1]  # the first output with a target
         start = step.start if head.needs_prompt else max(step.start, begin)
@@ -296,7 +297,7 @@ class _Batch:
             return None
         found = torch.zeros_like(hidden) if self._scale is not None else None
         seen = False
-        # Logits of a long step would be the largest array of all: a head sees them in pieces.
+        # Logits of a long step would be the largest array, so the head gets them in pieces.
         size = self._settings.chunk_size
         for lo in range(start, step.stop, size):
             hi = min(step.stop, lo + size)
@@ -317,7 +318,7 @@ class _Batch:
         return Checkpoint(found, self._pool) if found is not None and seen else None
 
     def _count(self, outputs: torch.Tensor, targets: torch.Tensor | None) -> None:
-        """Note how many targets the outputs name."""
+        """Count the targets predicted by the outputs."""
         right = None if targets is None else self._head.right(outputs, targets)
         if right is not None:
             before = self._owner.right
@@ -326,7 +327,7 @@ class _Batch:
     # -------------------------------------------------------------------------- backward phase
 
     def go_back(self, layers: range) -> None:
-        """One row of cells: its parameters' gradients, and the gradients of its inputs."""
+        """Run a row of cells for the gradients of its parameters and inputs."""
         cells = [self._cell(layer) for layer in layers]
         row = _Row(layers, cells)
         starts = self._find_starts(layers, cells, row)
@@ -339,12 +340,12 @@ class _Batch:
                 cell.begin(None if start is None else start.take())
                 cell.differentiate()
             column = self._cells[len(starts)]
-            if starts:  # on their way while this cell computes
+            if starts:  # copy in parallel with this cell's computation
                 self._bring(layers, self._cells[len(starts) - 1], starts[-1])
             with torch.enable_grad(), self._attending(row, grad=True):
                 self._run_cell(layers, cells, column, seeds)
         self._inputs.pop(layers.start, None)
-        for at in range(len(self._seeds)):  # those that nothing asked for
+        for at in range(len(self._seeds)):  # gradients not used by any cell
             self._give_up(self._seeds, at)
         self._seeds = seeds
         self._note_bytes(0)
@@ -359,7 +360,7 @@ class _Batch:
     def _find_starts(
         self, layers: range, cells: Sequence[CellCache | WindowCell], row: _Row
     ) -> list[list[_KeptStart | None]]:
-        """Per cell and layer, K and V where it starts; None for the first."""
+        """Return K and V at the start of each cell, by layer, None for the first cell."""
         starts: list[list[_KeptStart | None]] = [[None] * len(cells)]
         if len(self._cells) == 1:
             return starts
@@ -369,9 +370,9 @@ class _Batch:
             for column in self._cells[:-1]:
                 for at in column:
                     hidden = self._input(layers, at)
-                    if layers.start and at + 1 < last:  # on its way while this step computes
+                    if layers.start and at + 1 < last:  # copy in parallel with this step
                         following = self._inputs[layers.start][at + 1]
-                        assert following is not None  # noqa: S101 - its cell has not run
+                        assert following is not None  # noqa: S101 - freed only by its cell
                         following.bring()
                     rotation = self._rotation(at, hidden)
                     try:
@@ -391,7 +392,7 @@ class _Batch:
         column: range,
         seeds: list[Checkpoint | None],
     ) -> None:
-        """A cell forwards and backwards; the gradients of its inputs are put into `seeds`."""
+        """Run a cell forwards and backwards, and store the gradients of its inputs in `seeds`."""
         inputs: dict[int, torch.Tensor] = {}
         roots: list[torch.Tensor] = []
         grads: list[torch.Tensor] = []
@@ -399,7 +400,7 @@ class _Batch:
             hidden = self._input(layers, at)
             if layers.start:
                 hidden = inputs[at] = hidden.requires_grad_()
-                self._give_up(self._inputs[layers.start], at)  # its gradient takes its place
+                self._give_up(self._inputs[layers.start], at)  # replaced by its gradient
             rotation = self._rotation(at, hidden)
             for layer in layers:
                 hidden = self._decoder.run(layer, at, hidden, rotation)
@@ -418,7 +419,7 @@ class _Batch:
                 seeds[at] = Checkpoint(hidden.grad, self._pool)
 
     def _bring(self, layers: range, column: range, start: Sequence[_KeptStart | None]) -> None:
-        """Start to copy a cell's checkpoints back."""
+        """Start copying a cell's checkpoints back."""
         for each in start:
             if each is not None:
                 each.bring()
@@ -436,7 +437,7 @@ class _Batch:
         of[at] = None
 
     def _input(self, layers: range, at: int) -> torch.Tensor:
-        """Inputs of a row of cells in a step."""
+        """Return the inputs of a row of cells in a step."""
         if layers.start:
             checkpoint = self._inputs[layers.start][at]
             assert checkpoint is not None  # noqa: S101 - a cell runs once
@@ -487,12 +488,12 @@ class _KeptStart:
         self._numbers = start[3:]
 
     def bring(self) -> None:
-        """Start to copy it back."""
+        """Start copying back to the device."""
         for each in self._parts:
             each.bring()
 
     def take(self) -> Start:
-        """The start, which is given up here."""
+        """Return the start and free its host memory."""
         keys, values, token_pos = (each.read() for each in self._parts)
         for each in self._parts:
             each.free()

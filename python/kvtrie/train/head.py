@@ -1,7 +1,7 @@
-"""HeadModel: from a model's outputs to a loss, step by step, and the three that are named.
+"""HeadModel: computes a loss from a model's outputs, step by step, with three built-in heads.
 
-Invariant: however outputs are cut into steps, the losses of the steps add up to the whole's.
-Cost: that of the outputs.
+Invariant: for any cut into steps, the losses of the steps add up to the loss of the whole.
+Cost: a pass over the outputs.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -33,42 +33,42 @@ __all__ = [
 ]
 
 IGNORED = -100
-"""A target that is none: padding of targets of unequal lengths."""
+"""Placeholder for no target: padding of targets of unequal lengths."""
 
 
 class HeadModel(torch.nn.Module, ABC):
-    """A loss over the outputs of steps, which come from left to right.
+    """A loss over the outputs of steps, from left to right.
 
-    State over steps is allowed; gradients do not flow through it.
+    A head may keep state over steps. Gradients do not flow through it.
     """
 
     needs_logits: ClassVar[bool] = True
-    """False: outputs are those of the last layer, and the model's map to logits is left out."""
+    """False: outputs are normed hidden states, without the model's map to logits."""
 
     needs_prompt: ClassVar[bool] = True
-    """False: outputs that have no targets are not computed, nor is `forward` called for them."""
+    """False: outputs before the first target are neither computed nor passed to `forward`."""
 
     @abstractmethod
     def forward(
         self, model_outputs: torch.Tensor, targets: torch.Tensor | None, input_pos: int
     ) -> torch.Tensor:
-        """The losses of a step, summed over its targets.
+        """Return the losses of a step, summed over its targets.
 
         Args:
             model_outputs: `(batch, m, vocabulary or hidden)`.
-            targets: int64 `(batch, up to m)`, of the last outputs; None where there are none.
-            input_pos: position of the first output; 0 starts another batch.
+            targets: int64 `(batch, up to m)`, targets of the last outputs, None without targets.
+            input_pos: position of the first output. 0 starts a new batch.
 
         Returns:
             fp32 `(batch,)`.
         """
 
     def num_target_entries(self, targets: torch.Tensor) -> torch.Tensor:
-        """By how many a batch row's losses are divided, int64 `(batch,)`."""
+        """Return the divisor of each batch row's losses, int64 `(batch,)`."""
         return (targets != IGNORED).sum(dim=1)
 
     def right(self, model_outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
-        """Number of targets that the outputs predict, int64 `(batch,)`; None if undefined."""
+        """Return the number of predicted targets, int64 `(batch,)`, or None if undefined."""
         del model_outputs, targets
         return None
 
@@ -81,7 +81,7 @@ class CrossEntropyOnLogits(HeadModel):
     def forward(
         self, model_outputs: torch.Tensor, targets: torch.Tensor | None, input_pos: int
     ) -> torch.Tensor:
-        """See `HeadModel.forward`."""
+        """Return the losses, see `HeadModel.forward`."""
         del input_pos
         if targets is None:
             return model_outputs.new_zeros(len(model_outputs), dtype=torch.float32)
@@ -92,7 +92,7 @@ class CrossEntropyOnLogits(HeadModel):
         return losses.view(targets.shape).sum(dim=1)
 
     def right(self, model_outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
-        """Number of next tokens that the logits predict."""
+        """Return the number of next tokens predicted by the logits."""
         logits = model_outputs[:, model_outputs.shape[1] - targets.shape[1] :]
         return (logits.argmax(dim=-1) == targets).sum(dim=1)
 
@@ -104,12 +104,12 @@ class _Classes(HeadModel):
 
     @abstractmethod
     def _classes(self, last: torch.Tensor) -> torch.Tensor:
-        """Logits `(batch, classes)` of the last output."""
+        """Return the logits `(batch, classes)` of the last output."""
 
     def forward(
         self, model_outputs: torch.Tensor, targets: torch.Tensor | None, input_pos: int
     ) -> torch.Tensor:
-        """See `HeadModel.forward`.
+        """Return the losses, see `HeadModel.forward`.
 
         Raises:
             ConfigError: more than one target.
@@ -123,15 +123,15 @@ class _Classes(HeadModel):
         return functional.cross_entropy(logits, targets[:, 0], reduction="none")
 
     def right(self, model_outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
-        """Whether the class is the most probable one."""
+        """Return 1 if the class has the largest logit, else 0."""
         return (self._classes(model_outputs[:, -1]).argmax(dim=-1) == targets[:, 0]).long()
 
 
 class SequenceClassificationOnLogits(_Classes):
-    """Cross entropy over the logits of labels alone (seq_classification_on_logits).
+    """Cross entropy over only the logits of labels (seq_classification_on_logits).
 
     Args:
-        labels: the token of each class; targets are 0 to classes - 1.
+        labels: the token of each class. Targets are 0 to classes - 1.
     """
 
     def __init__(self, labels: Sequence[int]) -> None:
@@ -148,7 +148,7 @@ class SequenceClassification(_Classes):
 
     Args:
         hidden: numbers per output.
-        classes: how many; targets are 0 to classes - 1.
+        classes: number of classes. Targets are 0 to classes - 1.
     """
 
     needs_logits: ClassVar[bool] = False
@@ -170,16 +170,16 @@ def make_head(
     model: PreTrainedModel | Any,  # noqa: ANN401 - a PeftModel
     labels: Sequence[int | Sequence[int]] | None = None,
 ) -> HeadModel:
-    """The head model of a name.
+    """Return the head model of a name.
 
     Args:
         name: "next_token_prediction", "seq_classification_on_logits" or "seq_classification".
-        model: sizes, format and device are taken from it.
-        labels: each class's token, or its tokens, of which there must be one; the first head
-            takes none.
+        model: source of sizes, format and device.
+        labels: each class's token, or a sequence with its single token. None for
+            "next_token_prediction".
 
     Raises:
-        ConfigError: another name, or labels that do not go with it.
+        ConfigError: an unknown name, or labels that do not match it.
     """
     if name not in HEADS:
         raise ConfigError(f"head_model is one of {', '.join(HEADS)}, not {name!r}")

@@ -1,11 +1,11 @@
 """HostPool: host memory for checkpoints, and the streams that copy to it and back.
 
-Memory is pinned if there is a GPU, and reused as soon as a checkpoint is freed. One stream of
-`kvtrie.transfer` copies out of the device and one into it. Both overlap with the computation and
-wait only for their inputs; on a CPU they are threads.
-Invariant: a buffer gets new numbers only after the copies that read its old ones; at most a few
-copies out are in flight, so their sources do not pile up. Cost: a copy each way; the peak memory of
-the checkpoints, in sizes that the last batch had.
+Memory is pinned if there is a GPU, and reused as soon as a checkpoint is freed. Two streams of
+`kvtrie.transfer` copy out of the device and into it. Both overlap with the computation and wait
+only for their inputs. On a CPU they are threads.
+Invariant: a buffer is overwritten only after all copies from it. At most a few copies out are in
+flight, so their sources do not pile up. Cost: a copy in each direction, and the peak memory of the
+checkpoints in sizes of the last batch.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -30,7 +30,7 @@ _UNDER_WAY = 8
 
 
 class _Buffer:
-    """Bytes in host memory, and the last copy that read them."""
+    """Bytes in host memory, and the last copy from them."""
 
     __slots__ = ("memory", "read")
 
@@ -40,10 +40,10 @@ class _Buffer:
 
 
 class HostPool:
-    """Buffers for the checkpoints of one batch at a time.
+    """Buffers for the checkpoints of a single batch at a time.
 
     Args:
-        device: where the numbers come from and go back to.
+        device: source of the numbers, and target when they are read back.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -56,14 +56,14 @@ class HostPool:
         self._on_the_way: deque[StreamEvent] = deque()
 
     def put(self, x: torch.Tensor, spill: Spill | None = None) -> HostCopy:
-        """Start to copy numbers that do not change any more.
+        """Start copying numbers to host memory.
 
         Args:
-            x: the numbers, on the pool's device.
-            spill: files that they go on to; None leaves them in memory.
+            x: the numbers in their final state, on the pool's device.
+            spill: files for the numbers. None leaves them in memory.
 
         Raises:
-            BaseException: what an earlier copy has raised.
+            BaseException: exception of an earlier copy.
         """
         x = x.detach()
         buffer = self._take(x.nbytes)
@@ -90,14 +90,14 @@ class HostPool:
         return made
 
     def give(self, buffer: _Buffer) -> None:
-        """Take a buffer back."""
+        """Return a buffer to the pool."""
         size = buffer.memory.nbytes
         if buffer in self._used.get(size, ()):
             self._used[size].remove(buffer)
             self._free.setdefault(size, []).append(buffer)
 
     def reset(self) -> None:
-        """Take all buffers back after a batch, and free sizes that it did not use."""
+        """Return all buffers to the pool after a batch, and free sizes not used in it."""
         for stream in (self.outwards, self.inwards):
             stream.synchronize()
         self._on_the_way.clear()
@@ -123,9 +123,9 @@ class HostCopy:
     """Numbers in a pool's memory, or in files.
 
     Attributes:
-        host: where they are copied to.
-        copied: the event after that copy.
-        file: where they went on to.
+        host: the copy in host memory.
+        copied: the event after the copy.
+        file: the copy in files, None without a spill.
     """
 
     __slots__ = ("_brought", "_buffer", "_pool", "_spilled", "_there", "copied", "file", "host")
@@ -147,7 +147,7 @@ class HostCopy:
         self._there: torch.Tensor | None = None
 
     def bring(self) -> StreamEvent:
-        """Start to copy them back, while the device computes; `read` waits for it."""
+        """Start copying back in parallel with the computation. `read` waits for the copy."""
         if self._brought is None:
             self._brought = self._pool.inwards.submit(self._copy_back)
             if not self._spilled:
@@ -155,20 +155,20 @@ class HostCopy:
         return self._brought
 
     def read(self) -> torch.Tensor:
-        """The numbers, on the pool's device.
+        """Return the numbers, on the pool's device.
 
         Raises:
-            BaseException: what a copy has raised.
+            BaseException: exception of a copy.
         """
         self._pool.here.wait(self.bring())
         there, self._there, self._brought = self._there, None, None
-        assert there is not None  # noqa: S101 - the copy ended well
+        assert there is not None  # noqa: S101 - set by the copy
         if self._pool.device.type == "cuda":
             there.record_stream(torch.cuda.current_stream(self._pool.device))
         return there
 
     def free(self) -> None:
-        """Give them up."""
+        """Release the buffer to the pool."""
         if not self._spilled:
             self._pool.give(self._buffer)
 
@@ -178,7 +178,7 @@ class HostCopy:
         return 0 if self._spilled else self.host.nbytes
 
     def _copy_back(self) -> None:
-        self.copied.join()  # an exception of the copy out is raised to the reader
+        self.copied.join()  # raises an exception of the copy out to the reader
         stream = self._pool.inwards.cuda
         if stream is not None and self.copied.cuda is not None:
             stream.wait_event(self.copied.cuda)

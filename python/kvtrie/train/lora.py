@@ -1,7 +1,7 @@
-"""LoRA: which linear maps of a decoder adapters go to, by peft.
+"""LoRA: adapters for linear maps of a decoder, by peft.
 
-Invariant: adapters are folders that `PeftModel.from_pretrained` opens. Cost: rank times the width
-of a map, per token.
+Invariant: saved adapters are folders for `PeftModel.from_pretrained`. Cost: rank times the width of
+a map, per token.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LoraSettings", "with_lora"]
 
-# Of decoders like Llama's, Mistral's and Qwen's.
+# Module names in decoders like Llama's, Mistral's and Qwen's.
 _MAPS = {
     "query": ("q_proj",),
     "key": ("k_proj",),
@@ -36,21 +36,21 @@ _MOST = 65_536
 
 @dataclass(frozen=True, slots=True)
 class LoraSettings:
-    """Adapters.
+    """Settings of adapters.
 
     Attributes:
         r: rank.
-        alpha: what an adapter adds is multiplied by `alpha / r`.
-        dropout: of the adapter's input, in training.
-        query: whether the map to queries has one.
-        key: the map to keys.
-        value: the map to values.
-        projection: the map after attention.
-        mlp: the three maps of the feed-forward part.
-        head: the map to logits.
+        alpha: the output of an adapter is scaled by `alpha / r`.
+        dropout: dropout of the adapter's input, in training.
+        query: whether the map to queries has an adapter.
+        key: the same for the map to keys.
+        value: the same for the map to values.
+        projection: the same for the map after attention.
+        mlp: the same for the three maps of the feed-forward part.
+        head: the same for the map to logits.
 
     Raises:
-        ConfigError: a number that cannot be, or no map at all.
+        ConfigError: a number out of range, or no map.
     """
 
     r: int = 8
@@ -75,12 +75,12 @@ class LoraSettings:
             raise ConfigError(f"LoRA without a map: set one of {', '.join(_MAPS)}")
 
     def targets(self) -> list[str]:
-        """Names of the modules that have adapters."""
+        """Return the names of the modules with adapters."""
         return [each for name, maps in _MAPS.items() if getattr(self, name) for each in maps]
 
 
 def with_lora(model: PreTrainedModel, settings: LoraSettings) -> Any:  # noqa: ANN401 - a PeftModel
-    """The model with adapters, which alone are trained.
+    """Return the model with adapters. Only the adapters are trained.
 
     Raises:
         ConfigError: peft is missing, or the model has none of these maps.
@@ -100,7 +100,7 @@ def with_lora(model: PreTrainedModel, settings: LoraSettings) -> Any:  # noqa: A
     )
     try:
         with warnings.catch_warnings():
-            # peft asks transformers for names that are to go.
+            # peft uses deprecated names of transformers.
             warnings.simplefilter("ignore", FutureWarning)
             return get_peft_model(model, config)
     except ValueError as error:

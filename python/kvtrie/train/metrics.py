@@ -33,8 +33,8 @@ class Metrics:
     """The lines of a run.
 
     Args:
-        folder: of the run.
-        start: the step that it resumes after; lines of later ones are dropped.
+        folder: folder of the run.
+        start: last step before a resumed run. Lines of later steps are dropped.
     """
 
     def __init__(self, folder: Path, start: int) -> None:
@@ -61,7 +61,7 @@ class Metrics:
         tokens_per_second: float,
         left: float,
     ) -> str:
-        """Note a step; the line that people read."""
+        """Record a step and return its line for the report."""
         device, host = peak_device_bytes(), peak_host_bytes()
         self._note(
             step=step,
@@ -78,7 +78,7 @@ class Metrics:
         )
 
     def validation(self, step: int, found: Measured) -> str:
-        """Note a validation; the line that people read."""
+        """Record a validation and return its line for the report."""
         self._note(step=step, validation_loss=found.loss, exact=found.exact, cases=found.cases)
         exact = "" if found.exact is None else f", {100 * found.exact:.1f} % exact"
         return f"validation behind step {step}: loss {found.loss:.4f}{exact}, {found.cases} cases\n"
@@ -89,7 +89,7 @@ class Metrics:
             file.write(json.dumps(line) + "\n")
 
     def plot(self) -> None:
-        """Draw the losses, into `loss.png`."""
+        """Plot the losses to `loss.png`."""
         drawn = figure("Loss", 5)
         axes = drawn.subplots()
         for key, colour in (("loss", "#8fbce6"), ("validation_loss", INK)):
@@ -106,12 +106,12 @@ class Metrics:
 
 
 def peak_host_bytes() -> int:
-    """The most memory that the process had so far."""
+    """Return the peak memory of the process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
 
 
 def peak_device_bytes() -> int:
-    """The most device memory that torch had so far; 0 where there is no device."""
+    """Return torch's peak device memory, 0 without a device."""
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
 
 

@@ -1,7 +1,7 @@
-"""Optimisers: one table of torch's, and the arguments that users name.
+"""Optimisers: a table of torch's optimisers, and the users' names of arguments.
 
-Invariant: what is left out keeps torch's default; what an optimiser does not know is refused.
-Cost: that of the optimiser.
+Invariant: omitted arguments keep torch's defaults, and arguments unknown to an optimiser are
+refused. Cost: the optimiser.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -32,9 +32,9 @@ OPTIMISERS: dict[str, type[torch.optim.Optimizer]] = {
     "RMSprop": torch.optim.RMSprop,
     "SGD": torch.optim.SGD,
 }
-"""Optimisers by name; another one takes one line."""
+"""Optimisers by name."""
 
-# Users' names and torch's names for them; those that an optimiser has apply.
+# Users' names and torch's names. Only names known to the optimiser apply.
 _NAMES = {
     "learning_rate": ("lr",),
     "weight_decay": ("weight_decay",),
@@ -49,21 +49,22 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """An optimiser and its arguments; None keeps torch's default.
+    """An optimiser and its arguments. None keeps torch's default.
 
     Attributes:
         name: Adam, AdamW, Adamax, Adadelta, RMSprop or SGD.
-        learning_rate: of the steps; the largest, where the rate rises and falls.
-        weight_decay: of the weights.
+        learning_rate: peak learning rate of the schedule.
+        weight_decay: weight decay.
         eps: added to denominators.
-        momentum: of RMSprop and SGD.
-        dampening: of SGD's momentum.
-        adam_betas: of Adam, AdamW and Adamax.
-        adadelta_rho: of Adadelta.
-        rmsprop_alpha: of RMSprop.
+        momentum: momentum of RMSprop and SGD.
+        dampening: dampening of SGD's momentum.
+        adam_betas: betas of Adam, AdamW and Adamax.
+        adadelta_rho: rho of Adadelta.
+        rmsprop_alpha: alpha of RMSprop.
 
     Raises:
-        ConfigError: a name or a number that cannot be, or an argument that the optimiser lacks.
+        ConfigError: an unknown name, a number out of range, or an argument unknown to the
+            optimiser.
     """
 
     name: str = "AdamW"
@@ -92,10 +93,10 @@ class OptimizerSettings:
         self.arguments()
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of torch's class.
+        """Return the arguments of torch's class.
 
         Raises:
-            ConfigError: an argument that it does not know.
+            ConfigError: an argument unknown to the class.
         """
         accepted = inspect.signature(OPTIMISERS[self.name]).parameters
         made: dict[str, Any] = {}
@@ -104,7 +105,7 @@ class OptimizerSettings:
             if given is None:
                 continue
             found = [each for each in theirs if each in accepted]
-            # NAdam's and others' `alpha` would be another thing than RMSprop's.
+            # `alpha` of further optimisers is not the same as RMSprop's.
             if not found or (name == "rmsprop_alpha" and self.name != "RMSprop"):
                 takes = [each for each, names in _NAMES.items() if set(names) & set(accepted)]
                 raise ConfigError(
@@ -118,6 +119,6 @@ class OptimizerSettings:
 def make_optimizer(
     parameters: Iterable[torch.nn.Parameter], settings: OptimizerSettings
 ) -> torch.optim.Optimizer:
-    """The optimiser of some parameters."""
+    """Return an optimiser of some parameters."""
     kind: Any = OPTIMISERS[settings.name]
     return kind(parameters, **settings.arguments())

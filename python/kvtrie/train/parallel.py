@@ -1,6 +1,6 @@
-"""World: processes that share each batch, by torch.distributed.
+"""World: processes with a share of each batch, by torch.distributed.
 
-Invariant: after `average` all processes have the same gradients, the mean of all. Cost: one
+Invariant: after `average` all processes have the same gradients, the mean over processes. Cost: an
 all-reduce of all gradients per optimiser step.
 """
 
@@ -28,7 +28,7 @@ __all__ = ["World", "spawn", "spawned"]
 
 
 class World:
-    """The processes of a run: this one alone, or as many as torchrun started."""
+    """The processes of a run: a single process, or the processes started by torchrun."""
 
     def __init__(self, devices: int) -> None:
         self.size, self.rank = 1, 0
@@ -41,16 +41,16 @@ class World:
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes what all have in common."""
+        """Whether this process writes the files of the run."""
         return self.rank == 0
 
     @property
     def device(self) -> str | None:
-        """The GPU of this process; None where processes share the CPU or there is one."""
+        """The GPU of this process, None for a single process or without CUDA."""
         return f"cuda:{self.rank}" if self.size > 1 and torch.cuda.is_available() else None
 
     def average(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Let every gradient be the mean over all processes, in one message."""
+        """Replace every gradient by the mean over all processes, with a single all-reduce."""
         if self.size == 1:
             return
         trained = [each for each in parameters if each.requires_grad]
@@ -67,11 +67,11 @@ class World:
                 each.grad.copy_(mean.view_as(each))
 
     def mean(self, value: float) -> float:
-        """The mean of a number over all processes."""
+        """Return the mean of a number over all processes."""
         return self.sum(value) / self.size
 
     def sum(self, value: float) -> float:
-        """The sum of a number over all processes."""
+        """Return the sum of a number over all processes."""
         if self.size == 1:
             return value
         numbers = torch.tensor(value, dtype=torch.float64, device=self.device or "cpu")
@@ -79,7 +79,7 @@ class World:
         return float(numbers)
 
     def wait(self) -> None:
-        """Go on when all have come here."""
+        """Wait until all processes have called this method."""
         if self.size > 1:
             distributed.barrier()
 
@@ -92,14 +92,14 @@ class World:
 
 
 def spawned() -> bool:
-    """Whether torchrun started this process."""
+    """Return whether torchrun started this process."""
     return "WORLD_SIZE" in os.environ
 
 
 def spawn(devices: int, words: Sequence[str]) -> int:
-    """Run `kvtrie` with these words in `devices` processes, by torchrun; return the exit status."""
+    """Run `kvtrie` with arguments in `devices` processes by torchrun and return the status."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(devices), "-m", "kvtrie", *words]
     threads = max(1, torch.get_num_threads() // devices)
     env = {"OMP_NUM_THREADS": str(threads)} | dict(os.environ)
-    return subprocess.run(command, env=env, check=False).returncode  # noqa: S603 - our own words
+    return subprocess.run(command, env=env, check=False).returncode  # noqa: S603 - our own arguments

@@ -1,7 +1,7 @@
-"""Plan: what a run would take, before it runs.
+"""Plan: an estimate of the memory and cells of a run before it starts.
 
-Invariant: bytes of checkpoints and buffers are what the run allocates; those of the graph are
-measured on one layer and a few tokens. Cost: a pass of one layer.
+Invariant: bytes of checkpoints and buffers equal the run's allocations. Bytes of the graph are
+measured with a few tokens of a single layer. Cost: a pass of a layer.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -57,9 +57,9 @@ class Figures:
         trained: bytes of gradients and of the optimiser.
         buffers: bytes of K and V, the larger of the two phases.
         graph: bytes of the widest cell's graph.
-        inputs: bytes of layer inputs and of gradients of outputs, at most.
-        starts: bytes of K and V where cells start.
-        checkpoints: bytes of both kinds at the worst moment.
+        inputs: peak bytes of layer inputs and of gradients of outputs.
+        starts: peak bytes of K and V at the starts of cells.
+        checkpoints: peak bytes of inputs and starts together.
     """
 
     steps: list[int]
@@ -75,21 +75,21 @@ class Figures:
 
     @property
     def device(self) -> int:
-        """Bytes where the model runs."""
+        """Bytes on the model's device."""
         return self.weights + self.trained + self.buffers + self.graph
 
 
 def figures(
     model: PreTrainedModel, run: Run, total: int, *, targets: int = 1, per_token: int | None = None
 ) -> Figures:
-    """Compute the figures of one batch.
+    """Compute the figures of a batch.
 
     Args:
-        model: without adapters.
+        model: model without adapters.
         run: settings.
         total: tokens of the longest sequence.
-        targets: outputs that have targets, the last ones.
-        per_token: bytes of the graph per token and layer; None measures them.
+        targets: number of last outputs with targets.
+        per_token: bytes of the graph per token and layer. None measures them.
     """
     decoder = Decoder(model)
     shape = ModelShape.from_config(model.config)
@@ -113,7 +113,7 @@ def figures(
         head_dim=dim,
         dtype=model.dtype,
     )
-    exact = heads * 2 * dim * itemsize  # bytes of a row that is kept as it is
+    exact = heads * 2 * dim * itemsize  # bytes of an exact row
     reading = batch * sum(length * coded.buffers.nbytes // 64 for length in chosen)
     reading += batch * exact * sum(windows.values())
     if chosen and not coded.buffers.exact:
@@ -159,7 +159,7 @@ def _checkpoints(  # noqa: PLR0917 - made by `figures` alone
     if run.grad.checkpoint_dir is not None:
         coded = 0  # in files
     begins = [sum(steps[: column.start]) for column in cells[1:]]
-    # Of the last outputs whole steps are kept: those that have targets.
+    # Gradients are kept for whole steps, from the first step with targets.
     with_targets = total - sum(steps[: _first_of(steps, total - targets)])
     most_inputs = most_starts = worst = 0
     for at, layers in enumerate(tiles):
@@ -179,7 +179,7 @@ def _checkpoints(  # noqa: PLR0917 - made by `figures` alone
 
 
 def _first_of(steps: list[int], position: int) -> int:
-    """The step that a position is in."""
+    """Return the step of a position."""
     for at in range(len(steps)):
         if sum(steps[: at + 1]) > position:
             return at
@@ -187,7 +187,7 @@ def _first_of(steps: list[int], position: int) -> int:
 
 
 def _caches(run: Run, shape: ModelShape, lengths: list[int]) -> list[Any]:
-    """Caches without memory, which say how a sequence is cut."""
+    """Return caches without memory, to cut a sequence into steps."""
     kind, _, _ = parse(run.kv_cache.name)
     arguments = CacheArguments.of(run.kv_cache.cache_kwargs)
     made: list[Any] = []
@@ -204,7 +204,7 @@ def _caches(run: Run, shape: ModelShape, lengths: list[int]) -> list[Any]:
 
 
 def _per_token(decoder: Decoder, shape: ModelShape) -> int:
-    """Bytes that a layer's graph keeps of a token, measured."""
+    """Measure the bytes of a layer's graph per token."""
     weight = next(decoder.parameters())
     heads, windows = shape.query_heads or shape.kv_heads, windows_of(shape)
     layer = next((at for at in range(shape.layers) if at not in windows), 0)
@@ -249,7 +249,7 @@ def _per_token(decoder: Decoder, shape: ModelShape) -> int:
 
 
 def _trained(model: PreTrainedModel, run: Run) -> int:
-    """Bytes of gradients and of the optimiser's numbers."""
+    """Return the bytes of gradients and of the optimiser's numbers."""
     itemsize = model.dtype.itemsize
     if run.adapts:
         names = set(run.lora.targets())
@@ -268,13 +268,13 @@ def _trained(model: PreTrainedModel, run: Run) -> int:
 
 
 def plan(model: PreTrainedModel, run: Run, total: int, *, memory_gb: float | None = None) -> str:
-    """Describe a plan for people: cells, bytes per kind, and the most rows that fit.
+    """Describe a plan as text: cells, bytes per kind, and the largest possible number of rows.
 
     Args:
-        model: without adapters.
+        model: model without adapters.
         run: settings.
         total: tokens of the longest sequence.
-        memory_gb: of the device; None takes what there is.
+        memory_gb: memory of the device. None takes all its memory.
     """
     found = figures(model, run, total)
     cells = len(found.columns) * len(found.rows)
@@ -311,7 +311,7 @@ def _memory(model: PreTrainedModel) -> int:
 
 
 def _largest(model: PreTrainedModel, run: Run, total: int, memory: int) -> int:
-    """The most rows, up to the sequence's tokens, with which a batch fits; 0 if none does."""
+    """Return the largest number of rows for a batch to fit, up to the sequence's tokens, or 0."""
     shape = ModelShape.from_config(model.config)
     per_token = _per_token(Decoder(model), shape)
     here = model.device.type == "cpu"
@@ -324,7 +324,7 @@ def _largest(model: PreTrainedModel, run: Run, total: int, memory: int) -> int:
             return False  # fewer rows than the policy's arguments need
         return made.device + (made.checkpoints if here else 0) <= memory
 
-    if fits(total):  # also where a dense cache takes no fewer rows
+    if fits(total):  # the only number of rows for a dense cache
         return total
     low, high = 0, total
     while low < high:

@@ -1,10 +1,10 @@
-"""Residence: where weights are while parts of a model run.
+"""Residence: places of the weights while parts of a model run.
 
-Plain weights stay where they are. Offloaded ones stay on the CPU with the optimiser: the forward
-phase runs on copies of all, the backward phase on copies of one row of cells at a time, and
-gradients are added up on the CPU.
-Invariant: after a batch every weight is where it was, and so is its gradient. Cost: a copy
-of each weight to the device twice per batch, of each gradient back once per row.
+Plain weights stay in place. Offloaded weights stay on the CPU with the optimiser: the forward phase
+uses copies of all weights, the backward phase copies of a single row of cells at a time, and
+gradients are accumulated on the CPU.
+Invariant: after a batch every weight and its gradient are in their original place. Cost: two copies
+of each weight to the device per batch, and a copy of each gradient back per row.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -28,31 +28,31 @@ __all__ = ["Offloaded", "Residence"]
 
 
 class Residence:
-    """Weights that stay where they are."""
+    """Weights in a fixed place."""
 
     @contextmanager
     def forward(self) -> Generator[None]:
-        """The forward phase, with the head's gradients."""
+        """Provide all weights for the forward phase, including the head's gradients."""
         yield
 
     @contextmanager
     def row(self, layers: range, following: range | None) -> Generator[None]:
-        """A row of cells, and the one that comes after it."""
+        """Provide the weights of a row of cells and prepare the following row."""
         del layers, following
         yield
 
     def place(self, x: torch.Tensor) -> torch.Tensor:
-        """Numbers where they are worked on."""
+        """Return numbers on the computing device."""
         return x
 
 
 class Offloaded(Residence):
-    """Weights that stay on the CPU.
+    """Weights on the CPU, copied to a device for computation.
 
     Args:
-        decoder: of the model.
-        head: with weights or without.
-        device: where parts run.
+        decoder: the model's parts.
+        head: a head with or without weights.
+        device: the computing device.
     """
 
     def __init__(self, decoder: Decoder, head: HeadModel, device: torch.device) -> None:
@@ -80,13 +80,13 @@ class Offloaded(Residence):
 
     @contextmanager
     def forward(self) -> Generator[None]:
-        """All weights on the device."""
+        """Copy all weights to the device for the forward phase."""
         with self._there(self._every()):
             yield
 
     @contextmanager
     def row(self, layers: range, following: range | None) -> Generator[None]:
-        """A row's weights on the device; the next row's are on their way."""
+        """Provide a row's weights on the device and start copying the next row's weights."""
         with self._there(self._of(layers)):
             if following is not None and self._stream is not None:
                 with torch.cuda.stream(self._stream):
@@ -96,11 +96,11 @@ class Offloaded(Residence):
             yield
 
     def place(self, x: torch.Tensor) -> torch.Tensor:
-        """Numbers on the device."""
+        """Return numbers on the device."""
         return x.to(self._device)
 
     def _copied(self, weight: torch.nn.Parameter) -> torch.Tensor:
-        # Copies also if the device is the CPU, so that both behave alike.
+        # Copies also if the device is the CPU, for the same behaviour.
         return weight.detach().to(self._device, non_blocking=True, copy=True)
 
     @contextmanager

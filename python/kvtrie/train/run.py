@@ -1,6 +1,6 @@
-"""Run: all that a fine-tuning run is asked to be.
+"""Run: the settings of a fine-tuning run.
 
-Invariant: what cannot be is refused before anything runs. Cost: none.
+Invariant: invalid settings are refused on creation. Cost: none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MODES = (
     "finetune_offload_lora",
     "finetune_offload_full",
 )
-"""Modes: adapters or all weights, computed where they are or copied to a device part by part."""
+"""Modes: training of adapters or all weights, in place or copied to a device part by part."""
 
 _MOST = 2**31 - 1
 _VERBOSE = ("none", "some", "more", "all")
@@ -35,24 +35,25 @@ class TrainSettings:
     """Steps of an optimiser.
 
     Attributes:
-        micro_batch_size: sequences of one pass.
-        global_batch_size: sequences of one optimiser step over all devices, a multiple of micro
-            times devices; None is that product itself.
+        micro_batch_size: sequences per pass.
+        global_batch_size: sequences per optimiser step over all devices, a multiple of
+            `micro_batch_size` times devices. None takes this product.
         epochs: passes over the data.
-        max_steps: optimiser steps after which the run ends; None sets no limit.
-        max_time: seconds after which the run ends; None sets no limit.
+        max_steps: largest number of optimiser steps. None sets no limit.
+        max_time: largest time of the run in seconds. None sets no limit.
         save_interval: optimiser steps between checkpoints.
         log_interval: optimiser steps between lines.
-        max_tokens: the run ends after the step in which this number of tokens was read; None sets
-            no limit.
-        max_norm: gradients of a step are scaled down to this norm; None leaves them.
-        min_lr: the learning rate that the cosine ends at.
-        lr_warmup_steps: steps over which the learning rate rises, at most half of all.
-        lr_warmup_fraction: the same as a share of all steps; None takes `lr_warmup_steps`.
-        tie_embeddings: let the map to logits be the embedding; None leaves it as it is.
+        max_tokens: the run ends after reading this number of tokens, at the end of the step. None
+            sets no limit.
+        max_norm: largest norm of a step's gradients. None does not scale them.
+        min_lr: final learning rate of the cosine.
+        lr_warmup_steps: steps with a rising learning rate, at most half of all.
+        lr_warmup_fraction: the same as a share of all steps. None takes `lr_warmup_steps`.
+        tie_embeddings: share the weights of the embedding with the map to logits. None keeps the
+            model's setting.
 
     Raises:
-        ConfigError: a number that cannot be.
+        ConfigError: a number out of range.
     """
 
     micro_batch_size: int = 4
@@ -100,15 +101,15 @@ class EvalSettings:
 
     Attributes:
         interval: optimiser steps between validations.
-        initial_validation: whether one comes first; else two cases are run to see that it works.
-        final_validation: whether one comes last.
-        micro_batch_size: sequences of one pass; None takes that of training.
-        max_iters: most passes of one validation.
-        max_new_tokens: tokens of an answer to the first case of validation, which is written after
-            each validation; 0 writes none.
+        initial_validation: validate before the first step. Otherwise only two cases run as a test.
+        final_validation: validate after the last step.
+        micro_batch_size: sequences per pass. None takes the training setting.
+        max_iters: most passes of a validation.
+        max_new_tokens: largest number of tokens of an answer to the first validation case, reported
+            after each validation. 0 reports no answer.
 
     Raises:
-        ConfigError: a number that cannot be.
+        ConfigError: a number out of range.
     """
 
     interval: int = 100
@@ -137,29 +138,29 @@ class Run:
     """A fine-tuning run.
 
     Attributes:
-        out_dir: the folder that metrics, plots and checkpoints go to.
+        out_dir: folder for metrics, plots and checkpoints.
         mode: one of `MODES`.
-        head_model: a head's name; see `make_head`.
-        kv_cache: the cache that the model learns under.
+        head_model: a head's name, see `make_head`.
+        kv_cache: the cache used in training.
         grad: cells and checkpoints.
         train: steps.
         eval: validation.
-        lora: adapters, in the modes that have them.
-        optimizer: of the weights that are trained.
-        devices: processes that share a batch; 1 in the offload modes.
-        device: where offload modes compute.
-        verbose: how much is written: "none", "some", "more" or "all".
-        seed: of order, dropout and fresh weights.
-        resume: go on from the last checkpoint in `out_dir`.
-        yarn_rope: as of `SelectiveCache`.
-        attention_forward_temp_size_gb: bound of attention's temporary arrays.
-        attention_backward_temp_size_gb: the same backwards.
-        record_gpu_memory_snapshots: entries of a memory snapshot; 0 records none.
-        record_gpu_memory_kind: 0 each part of each step, 1 rows of cells, 2 the first step alone,
-            3 one file per step.
+        lora: adapters, in the modes with adapters.
+        optimizer: optimiser of the trained weights.
+        devices: number of processes per batch, 1 in the offload modes.
+        device: computing device of offload modes.
+        verbose: level of the report: "none", "some", "more" or "all".
+        seed: seed of order, dropout and new weights.
+        resume: resume from the last checkpoint in `out_dir`.
+        yarn_rope: see `SelectiveCache`.
+        attention_forward_temp_size_gb: bound of attention's temporary arrays, in 10^9 bytes.
+        attention_backward_temp_size_gb: the same in the backward pass.
+        record_gpu_memory_snapshots: entries of a memory snapshot. 0 records none.
+        record_gpu_memory_kind: 0 for each part of each step, 1 for rows of cells, 2 for parts of
+            the first step, 3 for a file per step.
 
     Raises:
-        ConfigError: a number that cannot be, or settings that do not go together.
+        ConfigError: a number out of range, or contradictory settings.
     """
 
     out_dir: str
@@ -224,11 +225,11 @@ class Run:
 
     @property
     def adapts(self) -> bool:
-        """Whether adapters are trained, instead of all weights."""
+        """Whether adapters are trained instead of all weights."""
         return self.mode.endswith("lora")
 
     @property
     def global_batch_size(self) -> int:
-        """Sequences of one optimiser step."""
+        """Sequences per optimiser step."""
         given = self.train.global_batch_size
         return self.train.micro_batch_size * self.devices if given is None else given

@@ -1,9 +1,9 @@
-"""Saved: checkpoints of a run, and finding them again.
+"""Saved: writes and reads the checkpoints of a run.
 
-A checkpoint is a folder: `adapter` or `model`, the head's weights where it has some, and `state`
+A checkpoint is a folder with `adapter` or `model`, the weights of the head, if any, and the `state`
 of the optimiser.
-Invariant: a checkpoint is there whole or not at all. Cost: writing the trained weights, and the
-optimiser's numbers, once.
+Invariant: a checkpoint is complete or missing. Cost: a write of the trained weights and of the
+optimiser's numbers.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -41,14 +41,15 @@ class About:
     """Description of a run.
 
     Attributes:
-        model: what was written for MODEL.
-        fingerprint: of its weights.
-        mode: of the run.
-        head_model: its head's name.
+        model: the command-line argument MODEL.
+        fingerprint: fingerprint of its weights.
+        mode: mode of the run.
+        head_model: name of the head.
         labels: tokens of the head's labels.
-        kv_cache: settings of its cache; None in runs of versions that did not say.
-        yarn_rope: whether RoPE was scaled beyond the trained length; None as for `kv_cache`.
-        data: name and arguments of its `DataModule`; None as for `kv_cache`.
+        kv_cache: settings of its cache, None in runs of older versions.
+        yarn_rope: whether RoPE was scaled beyond the trained length, None in runs of older
+            versions.
+        data: name and arguments of its `DataModule`, None in runs of older versions.
     """
 
     model: str
@@ -72,16 +73,16 @@ class Saved:
         self.folder = folder
 
     def begin(self, about: About) -> None:
-        """Say what the run is of."""
+        """Write the run's description."""
         description = {name: getattr(about, name) for name in About.__slots__}
         text = json.dumps(description, indent=1, default=str)
         write_whole(self.folder / _ABOUT, text.encode())
 
     def about(self) -> About | None:
-        """The run's description; None if the folder has no run.
+        """Return the run's description, or None for a folder without a run.
 
         Raises:
-            ConfigError: the file that says it cannot be read.
+            ConfigError: the description cannot be read.
         """
         path = self.folder / _ABOUT
         if not path.is_file():
@@ -92,14 +93,14 @@ class Saved:
             raise ConfigError(f"cannot read {path}: {error}") from error
 
     def steps(self) -> list[int]:
-        """Optimiser steps that have a checkpoint."""
+        """Return the optimiser steps with a checkpoint, ascending."""
         if not self.folder.is_dir():
             return []
         found = (_STEP.fullmatch(each.name) for each in self.folder.iterdir())
         return sorted(int(each[1]) for each in found if each)
 
     def at(self, step: int) -> Path:
-        """The folder of a checkpoint."""
+        """Return the folder of a checkpoint."""
         return self.folder / f"step-{step:08d}"
 
     def write(
@@ -109,10 +110,10 @@ class Saved:
         head: HeadModel,
         optimizer: torch.optim.Optimizer,
     ) -> None:
-        """Write a checkpoint; of those before, the last stays.
+        """Write a checkpoint and delete all older checkpoints except the latest.
 
         Raises:
-            ConfigError: it cannot be written.
+            ConfigError: the checkpoint cannot be written.
         """
         with whole_folder(self.at(step)) as folder:
             kind = "adapter" if hasattr(model, "peft_config") else "model"
@@ -130,16 +131,16 @@ class Saved:
         head: HeadModel,
         optimizer: torch.optim.Optimizer,
     ) -> None:
-        """Become what a checkpoint says."""
+        """Load model, head and optimiser from a checkpoint."""
         self.load(step, model, head)
         state = torch.load(self.at(step) / "state.pt", weights_only=True, map_location="cpu")
         optimizer.load_state_dict(state["optimizer"])
 
     def load(self, step: int, model: Any, head: HeadModel | None = None) -> None:  # noqa: ANN401
-        """Take the weights of a checkpoint into a model that is built as the run's was.
+        """Load the weights of a checkpoint into a model of the same structure.
 
         Raises:
-            ConfigError: it cannot be read, or is of another model.
+            ConfigError: the checkpoint cannot be read, or belongs to a different model.
         """
         folder = self.at(step)
         try:
@@ -160,10 +161,10 @@ class Saved:
             self.load_head(step, head)
 
     def load_head(self, step: int, head: HeadModel) -> None:
-        """Take a checkpoint's weights of the head, where it has some.
+        """Load a checkpoint's weights of the head, if any.
 
         Raises:
-            ConfigError: they cannot be read, or are of another head.
+            ConfigError: the weights cannot be read, or belong to a different head.
         """
         path = self.at(step) / "head.pt"
         try:
@@ -173,7 +174,7 @@ class Saved:
             raise ConfigError(f"cannot read {path}: {error}") from error
 
     def merged(self, model: Any) -> Any:  # noqa: ANN401 - a PreTrainedModel, both
-        """A model as the run left it, adapters worked into its weights.
+        """Return a model with the run's latest weights, including merged adapters.
 
         Raises:
             ConfigError: the run has no checkpoint.
@@ -188,7 +189,7 @@ class Saved:
         from peft import PeftModel
 
         with warnings.catch_warnings():
-            # peft asks transformers for names that are to go.
+            # peft uses deprecated names of transformers.
             warnings.simplefilter("ignore", FutureWarning)
             adapted: Any = PeftModel.from_pretrained(model, str(folder / "adapter"))
         return adapted.merge_and_unload()

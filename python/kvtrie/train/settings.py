@@ -1,6 +1,6 @@
-"""GradientSettings: how layers and steps are tiled by cells, and how checkpoints are kept.
+"""GradientSettings: sizes of cells, and storage of checkpoints.
 
-Invariant: none of these changes a gradient but for the names of quantisers. Cost: none.
+Invariant: only the quantisers change gradients. Cost: none.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ class GradientSettings:
     """Cells, and the two kinds of checkpoints.
 
     Attributes:
-        layers_per_cell: layers of a row of cells; the memory of a cell's graph grows with them,
-            and layer inputs become fewer.
+        layers_per_cell: layers of a row of cells. More layers need more memory for a cell's graph
+            and less memory for layer inputs.
         chunks_per_cell_multiplier: steps join a cell while its tokens are at most this multiple of
-            the cache's rows; a longer step is a separate cell.
-        layercp_qname: what layer inputs are quantised by, "torch-quantized8" or
-            "torch-quantized4"; None keeps them exact.
-        cachecp_qname: the same for K and V where a cell starts.
-        checkpoint_dir: a folder that layer inputs are written to; None keeps them in memory.
+            the cache's rows. A longer step is a separate cell.
+        layercp_qname: quantiser of layer inputs, "torch-quantized8" or "torch-quantized4". None
+            keeps them exact.
+        cachecp_qname: the same for K and V at the start of a cell.
+        checkpoint_dir: folder for layer inputs. None keeps them in memory.
 
     Raises:
-        ConfigError: a number or a name that cannot be.
+        ConfigError: a number out of range, or an unknown name.
     """
 
     layers_per_cell: int = 1

@@ -1,6 +1,6 @@
-"""Snapshots: pictures of a GPU's memory over parts of a step, as torch's viewer reads them.
+"""Snapshots: memory snapshots of a GPU during parts of a step, for torch's viewer.
 
-Invariant: where none are wanted nothing is recorded. Cost: that of torch's memory history.
+Invariant: without snapshots nothing is recorded. Cost: torch's memory history.
 """
 
 # pyright: reportUnknownMemberType=false, reportPrivateUsage=false
@@ -26,16 +26,16 @@ class Snapshots:
     """Files under `gpu_memory_snapshots/iterationN` of a run's folder.
 
     Kind 0 writes `snapshot_initial.pickle` (up to the backward pass of the top row of cells) and
-    `snapshot_layerN.pickle` of each row, named by its first layer; kind 1 the rows alone; kind 2
-    both of the first step; kind 3 `snapshot.pickle` of the whole step.
+    `snapshot_layerN.pickle` of each row, named by its first layer. Kind 1 writes only the rows,
+    kind 2 both, only in the first step, and kind 3 `snapshot.pickle` of the whole step.
 
     Args:
-        folder: of the run.
-        entries: that torch keeps; 0 records nothing.
+        folder: folder of the run.
+        entries: number of entries kept by torch. 0 records nothing.
         kind: 0 to 3.
 
     Raises:
-        ConfigError: entries are wanted where there is no GPU.
+        ConfigError: entries are requested without a GPU.
     """
 
     def __init__(self, folder: Path, entries: int, kind: int) -> None:
@@ -48,11 +48,11 @@ class Snapshots:
             )
 
     def begin(self, step: int) -> None:
-        """Say which step comes, from 0."""
+        """Set the current step, from 0."""
         self._step = step
 
     def watch(self, what: str, layer: int | None) -> None:
-        """Callback for `LongContextGradients`; see its `watch`."""
+        """Start or end a snapshot. Callback for `watch` of `LongContextGradients`."""
         if not self._entries or (self._kind == _FIRST and self._step):
             return
         if self._kind == _WHOLE:
@@ -65,7 +65,7 @@ class Snapshots:
             self._change("snapshot_initial" if starts else None)
 
     def _change(self, name: str | None) -> None:
-        """End the file that is recorded, if any, and start another, if any."""
+        """Write the current snapshot, if any, and start a new snapshot for a name."""
         history = torch.cuda.memory
         if self._name is not None:
             path = self._folder / "gpu_memory_snapshots" / f"iteration{self._step}"

@@ -1,7 +1,7 @@
 """Spill: layer inputs in files instead of memory, in a store like the disk tier's.
 
-Invariant: what comes back is what was put in, every byte proved by its checksum. Cost: a write and
-a read of each input; the files are gone with the batch.
+Invariant: reads return the written bytes, verified by checksums. Cost: a write and a read of each
+input. The files are deleted after the batch.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 __all__ = ["Spill", "Spilled"]
 
 _PIECE = 1 << 18
-# The stored label of a block without tokens that is never used again.
+# The stored label of a block without tokens and without reuse.
 _LABEL = bytes(32) + bytes([1]) + bytes(11 + 32)
-# The store's key of such a block, whatever its bytes: blocks differ by slot.
+# The store's key of all these blocks: they differ only by slot.
 _KEY = bytes.fromhex("352bd266dae53c6e6a29244011cfa029813d0ab8434b2a2b830a487d882832ba")
 
 
 class Spill:
-    """Room for the inputs of one batch.
+    """Files for the layer inputs of a batch.
 
     Args:
-        folder: in which a new folder is made.
-        tensors: bytes of each tensor that will be put here.
+        folder: parent of the new folder for the files.
+        tensors: bytes of each tensor to be written.
 
     Raises:
         ConfigError: the folder cannot be written, or has no room for the tensors.
@@ -77,10 +77,10 @@ class Spill:
             raise
 
     def put(self, x: torch.Tensor) -> Spilled:
-        """Write numbers that are in host memory.
+        """Write numbers from host memory.
 
         Raises:
-            ConfigError: they cannot be written.
+            ConfigError: the numbers cannot be written.
         """
         store = self._open()
         plain = x.contiguous().view(torch.uint8).flatten().numpy()
@@ -93,7 +93,7 @@ class Spill:
         return Spilled(self, first, x.shape, x.dtype)
 
     def take(self, first: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """Read what was put from a piece on."""
+        """Read numbers, starting at a piece."""
         store = self._open()
         size = shape.numel() * dtype.itemsize
         pieces = -(-size // _PIECE)
@@ -104,7 +104,7 @@ class Spill:
         return found.view(dtype).view(shape)
 
     def close(self) -> None:
-        """Give the files back. Closing twice does nothing."""
+        """Delete the files. Idempotent."""
         self._store = None
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -123,5 +123,5 @@ class Spilled:
         self._of, self._first, self._shape, self._dtype = of, first, shape, dtype
 
     def read(self) -> torch.Tensor:
-        """The numbers, in host memory."""
+        """Return the numbers, in host memory."""
         return self._of.take(self._first, self._shape, self._dtype)

@@ -1,7 +1,7 @@
-"""Steps of a run: which batch comes when, and by what the learning rate is multiplied.
+"""Steps: batches and learning rates of the steps of a run.
 
-Invariant: a step's batch and rate depend on settings and its number alone, so a run can go on
-anywhere. Cost: an epoch's order is drawn once.
+Invariant: a step's batch and rate depend only on settings and its number, so a run can resume at
+any step. Cost: a shuffle per epoch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Steps:
 
     Args:
         run: its settings.
-        data: prepared.
+        data: prepared data.
     """
 
     def __init__(self, run: Run, data: DataModule) -> None:
@@ -41,7 +41,7 @@ class Steps:
         self.warmup = min(wanted, self.total // 2)
 
     def _within(self, tokens: int) -> int:
-        """Number of steps after which that number of tokens had been read."""
+        """Return the number of steps needed to read a number of tokens."""
         split = self._data.train
         lengths = dict(zip(split.places, split.lengths, strict=True))
         for step in range(self.total):
@@ -51,7 +51,7 @@ class Steps:
         return self.total
 
     def batch(self, step: int) -> list[int]:
-        """Places of a step's cases in the data, `step` from 0."""
+        """Return the indices of a step's cases in the data, with `step` from 0."""
         number, at = divmod(step, self.per_epoch)
         if self._order[0] != number:
             split = self._data.train
@@ -66,13 +66,13 @@ class Steps:
         return self._order[1][at]
 
     def factor(self, step: int) -> float:
-        """By what the learning rate of a step is multiplied: up in a line, down in a cosine."""
+        """Return the factor of a step's learning rate: a linear rise, then a cosine to 0."""
         if step < self.warmup:
             return (step + 1) / (self.warmup + 1)
         done = (step - self.warmup) / max(1, self.total - self.warmup)
         return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
     def rate(self, step: int, base: float) -> float:
-        """The learning rate of a step, where `base` is the highest: it ends at `train.min_lr`."""
+        """Return the learning rate of a step, from the peak `base` down to `train.min_lr`."""
         factor, least = self.factor(step), self._run.train.min_lr
         return base * factor if step < self.warmup else least + (base - least) * factor

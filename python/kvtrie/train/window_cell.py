@@ -1,9 +1,9 @@
-"""WindowCell: one layer's window while a row of cells is worked on, forwards and backwards.
+"""WindowCell: a layer's window during the forward and backward pass of a row of cells.
 
-Within a cell torch differentiates attention. The rows at a cell's start are leaves; the cell to the
-left is given their gradients as those of its last rows.
+Within a cell torch differentiates attention. The rows at a cell's start are leaves. Their gradients
+become the gradients of the last rows of the cell to the left.
 Invariant: the gradients of a window's rows cross the border of two cells once. Cost: the graph
-keeps K and V of the window once per step.
+keeps a copy of K and V of the window per step.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -32,7 +32,7 @@ class WindowCell(KVCache):
     """The newest rows of a layer with a window, with gradients.
 
     Args:
-        model: the cache of the forward phase: sizes, format and padding are taken from it.
+        model: the cache of the forward phase, with sizes, format and padding.
         forward_gb: bound of attention's temporary arrays, in 10^9 bytes.
     """
 
@@ -47,7 +47,7 @@ class WindowCell(KVCache):
         self.reset()
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Take the next step; see `KVCache.forward`.
+        """Run the next step, see `KVCache.forward`.
 
         Raises:
             RowsAreIn: `only_rows` is set and the rows are written.
@@ -73,18 +73,18 @@ class WindowCell(KVCache):
         )
 
     def ends(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Roots of the cell's backward pass: its last rows, where the next cell has used them."""
+        """Return the roots of the backward pass: the last rows, with the next cell's gradients."""
         pair = (self._keys, self._values)
         ends = zip(pair, self._given, strict=False)
         return [(rows, grad) for rows, grad in ends if rows.requires_grad]
 
     def start(self) -> Start:
-        """The state at which the next cell starts; a copy."""
+        """Return a copy of the state, the start of the next cell."""
         keys, values = self.keys_values()
         return Start(keys.clone(), values.clone(), self.token_pos, self.step, self.input_pos, 0)
 
     def begin(self, start: Start | None) -> None:
-        """Go to the start of a cell; None is the first one."""
+        """Set the state to the start of a cell, None for the first cell."""
         self._given = tuple(
             torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self._leaves
         )
@@ -94,14 +94,14 @@ class WindowCell(KVCache):
             self.step, self.input_pos = start.step, start.input_pos
 
     def differentiate(self) -> None:
-        """Let the rows that the cell starts with be leaves."""
+        """Make the rows at the start of the cell leaves of the graph."""
         self._leaves = ()
         if self.input_pos:
             pair = (self._keys.detach().requires_grad_(), self._values.detach().requires_grad_())
             self._keys, self._values = self._leaves = pair
 
     def reset(self) -> None:
-        """Go back before the first step."""
+        """Reset to the state before the first step."""
         self.step = self.input_pos = 0
         batch, heads, _, dim = self._place.shape
         empty = torch.zeros(
@@ -120,14 +120,14 @@ class WindowCell(KVCache):
 
     @property
     def scores(self) -> torch.Tensor:
-        """Zeros: nothing is chosen."""
+        """Zeros: a window needs no scores."""
         return torch.zeros_like(self.token_pos, dtype=torch.float32)
 
     def keys_values(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of the rows."""
+        """Return K and V of the rows."""
         return self._keys, self._values
 
     @property
     def largest_step(self) -> int:
-        """Any number of tokens."""
+        """A very large number: steps may have any length."""
         return _MOST

@@ -1,7 +1,7 @@
-"""Data for fine-tuning: where cases come from, and how they become batches.
+"""Data for fine-tuning: sources of cases, and their batches.
 
-Invariant: the same settings and seed give the same batches in the same order. Cost: tokenising
-what was not tokenised before.
+Invariant: the same settings and seed give the same batches in the same order. Cost: tokenising each
+case on first use.
 """
 
 from kvtrie.train.data.batches import Batch, Case, collate, epoch

@@ -1,7 +1,7 @@
-"""Batches: cases put side by side, padded on the left.
+"""Batches: groups of cases, padded on the left.
 
-Invariant: an epoch's order depends on the seed and the epoch alone, so a run can go on anywhere.
-Cost: one pass over the tokens.
+Invariant: an epoch's order depends only on the seed and the epoch, so a run can resume at any step.
+Cost: a pass over the tokens.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -25,11 +25,11 @@ __all__ = ["Batch", "Case", "collate", "epoch"]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One sequence.
+    """A sequence with targets.
 
     Attributes:
         input_ids: its tokens.
-        targets: those of the last outputs: next tokens, or one class.
+        targets: targets of the last outputs: next tokens, or a class.
     """
 
     input_ids: list[int]
@@ -38,12 +38,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Sequences side by side.
+    """A batch of sequences.
 
     Attributes:
         input_ids: int64 `(batch, tokens)`.
-        targets: int64 `(batch, up to tokens)`, `IGNORED` where there is none.
-        attention_mask: int64 `(batch, tokens)`, 0 for padding; None where there is none.
+        targets: int64 `(batch, up to tokens)`, `IGNORED` for no target.
+        attention_mask: int64 `(batch, tokens)`, 0 for padding. None without padding.
     """
 
     input_ids: torch.Tensor
@@ -52,12 +52,12 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Tokens that are no padding."""
+        """Number of tokens without padding."""
         mask = self.attention_mask
         return self.input_ids.numel() if mask is None else int(mask.sum())
 
     def to(self, device: torch.device) -> Batch:
-        """The same on a device."""
+        """Return the batch on a device."""
         mask = self.attention_mask
         return Batch(
             self.input_ids.to(device),
@@ -67,11 +67,11 @@ class Batch:
 
 
 def collate(cases: Sequence[Case], pad: int = 0) -> Batch:
-    """A batch of cases; short ones are padded on the left.
+    """Return a batch of cases, with short cases padded on the left.
 
     Args:
-        cases: at least one.
-        pad: the token of padding, which nothing ever sees.
+        cases: cases, at least 1.
+        pad: the token of padding, masked in attention.
     """
     longest = max(len(case.input_ids) for case in cases)
     widest = max(len(case.targets) for case in cases)
@@ -87,20 +87,20 @@ def collate(cases: Sequence[Case], pad: int = 0) -> Batch:
 def epoch(
     lengths: Sequence[int], size: int, *, seed: int, number: int, longest_first: bool = False
 ) -> list[list[int]]:
-    """The cases of each batch of an epoch, shuffled; a last batch that is not full is left out.
+    """Return the shuffled cases of each batch of an epoch, without a partial last batch.
 
     Args:
-        lengths: of the cases.
+        lengths: lengths of the cases.
         size: cases per batch.
-        seed: of the order.
-        number: of the epoch.
-        longest_first: let the first batch of the first epoch hold the longest cases.
+        seed: seed of the order.
+        number: number of the epoch.
+        longest_first: put the longest cases into the first batch of the first epoch.
     """
     order = list(range(len(lengths)))
-    random.Random(f"{seed} {number}").shuffle(order)  # noqa: S311 - nothing is secret here
+    random.Random(f"{seed} {number}").shuffle(order)  # noqa: S311 - not used for secrets
     if longest_first and number == 0:
         longest = set(sorted(order, key=lambda at: -lengths[at])[:size])
         order = [at for at in order if at in longest] + [at for at in order if at not in longest]
-    if len(order) < size:  # fewer cases than a batch has: some come twice
+    if len(order) < size:  # fewer cases than a batch: repeat cases
         order = [order[at % len(order)] for at in range(size)]
     return [order[lo : lo + size] for lo in range(0, len(order) - size + 1, size)]

@@ -1,6 +1,6 @@
-"""JsonLines: cases from a file with one JSON object a line.
+"""JsonLines: cases from a file with a JSON object per line.
 
-Invariant: a line that cannot be read is named. Cost: one read of the file.
+Invariant: an error names the invalid line. Cost: a read of the file.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _MOST_LABELS = 2**20
 
 
 class JsonLines(DataModule):
-    """Objects with `prompt` and `answer`, `prompt` and `label`, `messages`, or `text` alone.
+    """Objects with `prompt` and `answer`, `prompt` and `label`, `messages`, or only `text`.
 
     Args:
-        path: of the file.
-        labels: what classes are called, in their order; a `label` is one of them or its place.
-        prompt_key: the field that is the prompt.
-        answer_key: the field that is the answer.
-        **more: as of `DataModule`.
+        path: path of the file.
+        labels: names of the classes, in order. A `label` is a name or its index.
+        prompt_key: name of the field with the prompt.
+        answer_key: name of the field with the answer.
+        **more: see `DataModule`.
     """
 
     def __init__(
@@ -51,22 +51,22 @@ class JsonLines(DataModule):
         self._lines: list[int] = []
 
     def examples(self) -> Sequence[Example]:
-        """All cases.
+        """Return all cases.
 
         Raises:
-            ConfigError: the file or one of its lines cannot be read.
+            ConfigError: the file or a line cannot be read.
         """
         try:
             raw = self.path.read_bytes()
         except OSError as error:
             raise ConfigError(f"cannot read {self.path}: {error}") from error
-        # Only "\n" ends a line: JSON strings may hold other separators of Unicode.
+        # Only "\n" ends a line: JSON strings may contain further Unicode line separators.
         lines = raw.removeprefix(_BOM).split(b"\n")
         self._lines = [at for at, line in enumerate(lines, 1) if line.strip()]
         return [self._read(at, lines[at - 1]) for at in self._lines]
 
     def where(self, place: int) -> str:
-        """Name the line of a case."""
+        """Return the file and line of a case, for messages."""
         return f"{self.path}, line {self._lines[place]}"
 
     def _read(self, at: int, line: bytes) -> Example:
@@ -96,7 +96,7 @@ class JsonLines(DataModule):
         answer = self._text(at, row, self._answer) if not missing else ""
         prompt = self._text(at, row, self._prompt)
         if not missing and not answer and label is None:
-            return Example("")  # no target; a prompt alone would be one
+            return Example("")  # no target: the prompt would become the target
         return Example(prompt, answer, label)
 
     def _text(self, at: int, row: dict[str, Any], name: str) -> str:
@@ -136,7 +136,7 @@ class JsonLines(DataModule):
 
 
 def _object(given: object) -> dict[str, Any] | None:
-    """Return what JSON says is an object, None where it is something else."""
+    """Return a JSON object, or None for any further type."""
     return cast("dict[str, Any]", given) if isinstance(given, dict) else None
 
 

@@ -1,6 +1,6 @@
 """LongBenchV2: questions with four choices over long documents.
 
-Invariant: the answer is one of A, B, C and D. Cost: a download of about half a gigabyte the first
+Invariant: the answer is A, B, C or D. Cost: a download of about half a gigabyte the first
 time, unless a file is given.
 """
 
@@ -32,8 +32,8 @@ class LongBenchV2(DataModule):
     """Cases of LongBench v2, from the Hugging Face Hub or from a file of the same JSON.
 
     Args:
-        path: a file with a list of its objects; None fetches them through `datasets`.
-        **more: as of `DataModule`.
+        path: a file with a list of its objects. None downloads them through `datasets`.
+        **more: see `DataModule`.
     """
 
     labels: ClassVar[tuple[str, ...]] = tuple(f" {each}" for each in _CHOICES)
@@ -43,10 +43,10 @@ class LongBenchV2(DataModule):
         self.path = None if path is None else Path(folder("path", path))
 
     def examples(self) -> Sequence[Example]:
-        """All cases.
+        """Return all cases.
 
         Raises:
-            ConfigError: the file or one of its cases cannot be read, or nothing can be fetched.
+            ConfigError: the file or a case cannot be read, or the download fails.
         """
         return [self._read(at, given) for at, given in enumerate(self._objects())]
 

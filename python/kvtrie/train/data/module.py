@@ -1,7 +1,7 @@
 """DataModule: a data set, split into training, validation and test, by token lengths.
 
-Invariant: a case is in one split only; lengths that were once found are reused whatever
-`max_seq_length` is. Cost: each case is tokenised when it is first used, or for its length.
+Invariant: no case is in two splits. Stored lengths are reused for any `max_seq_length`. Cost: each
+case is tokenised on first use, or for its length.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["DataModule", "Example", "Split"]
 log = logging.getLogger(__name__)
 
 _MOST = 2**31 - 1
-_TAIL = 64  # characters of a prompt that can change how the text after it is cut into tokens
+_TAIL = 64  # last characters of a prompt with an effect on the tokens of the next text
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class Example:
     """A case as text.
 
     Attributes:
-        prompt: what is read.
-        answer: the text to follow it; "" if the next token of all text is the target.
-        label: the class, a place in the module's `labels`; None where there are no classes.
-        messages: a chat that ends with the answer, each with `role` and `content`; `prompt` and
-            `answer` are not used then.
+        prompt: the prompt.
+        answer: the text after it, "" if every next token of the prompt is a target.
+        label: the class, an index into the module's `labels`. None without classes.
+        messages: a chat ending with the answer, each message with `role` and `content`. It replaces
+            `prompt` and `answer`.
     """
 
     prompt: str
@@ -53,44 +53,45 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Cases by their places in the module, with their lengths in tokens."""
+    """Indices of cases in the module, with their lengths in tokens."""
 
     places: tuple[int, ...]
     lengths: tuple[int, ...]
 
 
 class _Noted:
-    """An object that knows its arguments, from which a later process makes an equal one.
+    """Records the arguments of an object, so that a later process can create an equal object.
 
-    A base class of its own: `inspect.signature` and jsonargparse read a class's arguments from the
-    `__new__` of the class, where it has one, instead of from its `__init__`.
+    This is a separate base class, because `inspect.signature` and jsonargparse prefer a class's own
+    `__new__` to its `__init__` for the arguments.
     """
 
     given: Mapping[str, Any]
     """The arguments by name."""
 
     def __new__(cls, *given: Any, **named: Any) -> Self:  # noqa: ANN401 - of any subclass
-        """Note the arguments."""
+        """Record the arguments."""
         made = super().__new__(cls)
         made.given = dict(zip(inspect.signature(cls).parameters, given, strict=False)) | named
         return made
 
 
 class DataModule(_Noted, ABC):
-    """A data set; any subclass that was imported is found by its name.
+    """A data set. Imported subclasses are available by name.
 
     Args:
-        max_seq_length: keep cases of at most this number of tokens, then split; None keeps all.
-        metadata_dir: a folder in which token lengths are stored and found again.
-        val_split_fraction: share of the kept cases that are for validation.
-        trainloader_longest_first: let the first batch hold the longest cases, so that memory that
-            does not suffice shows at once.
+        max_seq_length: keep cases of at most this number of tokens before the split. None keeps
+            all.
+        metadata_dir: a folder for stored token lengths.
+        val_split_fraction: share of the kept cases for validation.
+        trainloader_longest_first: put the longest cases into the first batch, so a lack of memory
+            shows at once.
         test_set_tag: "rest" makes a test set of the cases longer than `max_seq_length`, the
             shortest first.
-        seed: of the split.
+        seed: seed of the split.
 
     Raises:
-        ConfigError: a number that cannot be.
+        ConfigError: a number out of range.
     """
 
     labels: ClassVar[tuple[str, ...]] = ()
@@ -130,14 +131,14 @@ class DataModule(_Noted, ABC):
 
     @abstractmethod
     def examples(self) -> Sequence[Example]:
-        """All cases.
+        """Return all cases.
 
         Raises:
-            ConfigError: they cannot be read.
+            ConfigError: the cases cannot be read.
         """
 
     def where(self, place: int) -> str:
-        """Name a case in messages to people."""
+        """Return the name of a case for messages."""
         return f"{type(self).__name__}, case {place}"
 
     def prepare(
@@ -149,19 +150,19 @@ class DataModule(_Noted, ABC):
         classes: bool = False,
         name: str = "",
     ) -> None:
-        """Read, measure and split; cases without a target are left out, with one warning.
+        """Read, measure and split the cases. Skip cases without a target, with a single warning.
 
         Args:
-            tokens: of a prompt, as for inference.
-            continued: of text without special tokens, from which the tokens of an answer are
-                taken as they follow the prompt; None takes `tokens`.
-            chat: of messages, with the opening of an answer if the flag is set; None where there
-                is no chat template.
-            classes: whether targets are classes, instead of next tokens.
-            name: of what makes the tokens, which lengths are stored under.
+            tokens: tokenizer of a prompt, as for inference.
+            continued: tokenizer without special tokens, for the tokens of an answer after the
+                prompt. None takes `tokens`.
+            chat: tokenizer of messages, with the opening of an answer if the flag is set. None
+                without a chat template.
+            classes: whether targets are classes instead of next tokens.
+            name: name of the tokenizer, part of the key of stored lengths.
 
         Raises:
-            ConfigError: no cases, or none that are short enough.
+            ConfigError: no cases, no case with a target, or no case short enough.
         """
         self._tokens, self._classes, self._chat = tokens, classes, chat
         self._continued = tokens if continued is None else continued
@@ -189,7 +190,7 @@ class DataModule(_Noted, ABC):
                 f"all {len(lengths) - len(empty)} cases are longer than max_seq_length {most}: the "
                 f"shortest has {min(filter(None, lengths))} tokens"
             )
-        random.Random(self.seed).shuffle(fitting)  # noqa: S311 - nothing is secret here
+        random.Random(self.seed).shuffle(fitting)  # noqa: S311 - not used for secrets
         validating = int(len(fitting) * self.val_split_fraction)
         validating = max(validating, int(self.val_split_fraction > 0 and len(fitting) > 1))
 
@@ -211,14 +212,14 @@ class DataModule(_Noted, ABC):
         log.warning("%s: they are left out", counted)
 
     def label_tokens(self) -> list[list[int]]:
-        """Return the tokens of each label as they follow the first prompt, once prepared."""
+        """Return the tokens of each label after the first prompt. Call `prepare` first."""
         return [self._after(self._examples[0].prompt, each) for each in self.labels]
 
     def _after(self, prompt: str, text: str) -> list[int]:
-        """Return the tokens that a text adds to a prompt.
+        """Return the tokens added by a text to a prompt.
 
-        A tokenizer that marks the beginnings of words puts such a mark before the first word of
-        any text, so a text that is encoded alone begins with one mark too many.
+        A tokenizer with word marks puts a mark before the first word of any text, so a separately
+        encoded text would begin with an extra mark.
         """
         tail = prompt[-_TAIL:]
         tail = tail[tail.find(" ") + 1 :]
@@ -228,16 +229,16 @@ class DataModule(_Noted, ABC):
         return self._continued(text)  # a token spans the border
 
     def example(self, place: int) -> Example:
-        """A case as text."""
+        """Return a case as text."""
         return self._examples[place]
 
     def prompt(self, place: int) -> list[int]:
-        """Tokens of a case up to its answer."""
+        """Return the tokens of a case up to its answer."""
         case = self.case(place)
         return case.input_ids if self._classes else case.input_ids[: 1 - len(case.targets) or None]
 
     def case(self, place: int) -> Case:
-        """A case as tokens."""
+        """Return a case as tokens."""
         if place not in self._cases:
             self._cases[place] = self._made(place)
         return self._cases[place]
@@ -259,12 +260,12 @@ class DataModule(_Noted, ABC):
     def _of_chat(
         self, place: int, messages: Sequence[Mapping[str, Any]]
     ) -> tuple[list[int], list[int]]:
-        """Tokens up to the last message, and those of the answer with its end."""
+        """Return the tokens before the last message, and the tokens of the answer with its end."""
         chat = self._chat
-        assert chat is not None  # noqa: S101 - `prepare` has refused the case otherwise
+        assert chat is not None  # noqa: S101 - `prepare` refuses the case otherwise
         try:
             prompt, whole = chat(messages[:-1], True), chat(messages, False)  # noqa: FBT003
-        except Exception as error:  # a template raises what it likes
+        except Exception as error:  # a template may raise any exception
             raise ConfigError(f"{self.where(place)}: the chat template fails: {error}") from error
         if whole[: len(prompt)] != prompt:
             raise ConfigError(
@@ -274,13 +275,13 @@ class DataModule(_Noted, ABC):
         return prompt, whole[len(prompt) :]
 
     def _length(self, place: int) -> int:
-        """Tokens of a case; 0 if it has no target, or none that a token comes before."""
+        """Return the number of tokens of a case, 0 without a target after a token."""
         case = self.case(place)
         fits = self._classes or len(case.targets) <= len(case.input_ids)
         return len(case.input_ids) if case.targets and fits else 0
 
     def _lengths(self, name: str) -> list[int]:
-        """Tokens of each case, from the metadata where they are stored; see `_length`."""
+        """Return the length of each case, from the metadata if stored, see `_length`."""
         if self.metadata_dir is None:
             return [self._length(at) for at in range(len(self._examples))]
         digest = hashlib.sha256(f"3 {name} {self._classes}".encode())
@@ -296,7 +297,7 @@ class DataModule(_Noted, ABC):
             if stored["digest"] == stamp and len(stored["lengths"]) == len(self._examples):
                 return [int(length) for length in stored["lengths"]]
         except (OSError, ValueError, KeyError, TypeError):
-            pass  # not there, or not whole: measure again
+            pass  # missing or damaged: measure again
         lengths = [self._length(at) for at in range(len(self._examples))]
         text = json.dumps({"digest": stamp, "lengths": lengths})
         write_whole(path, text.encode())

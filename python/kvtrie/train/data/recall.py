@@ -1,4 +1,4 @@
-"""Recall: generated cases with facts early and a question late; needs no network.
+"""Recall: generated cases with early facts and a question at the end, without network access.
 
 Invariant: a seed's cases are the same on every machine. Cost: a few draws per case.
 """
@@ -39,13 +39,13 @@ _MOST = 10**7
 
 
 class Recall(DataModule):
-    """Facts early in a text say which person has a box of which colour; the end asks for one.
+    """Texts with early facts about coloured boxes and a final question about a box's colour.
 
     Args:
-        cases: how many.
-        words: of each case, about.
-        facts: number in each, up to 26.
-        **more: as of `DataModule`.
+        cases: number of cases.
+        words: approximate number of words of each case.
+        facts: number of facts in each case, up to 26.
+        **more: see `DataModule`.
     """
 
     labels: ClassVar[tuple[str, ...]] = tuple(f" {each}" for each in _THINGS)
@@ -60,7 +60,7 @@ class Recall(DataModule):
             raise ConfigError(f"words is {words}: {facts} facts and a question have {least}")
 
     def examples(self) -> Sequence[Example]:
-        """All cases."""
+        """Return all cases."""
         return [self._case(random.Random(f"{self.seed} {at}")) for at in range(self.cases)]  # noqa: S311
 
     def _case(self, draw: random.Random) -> Example:
@@ -77,7 +77,7 @@ class Recall(DataModule):
         while left > 0:
             filler.append(draw.choice(_FILLER))
             left -= len(filler[-1].split())
-        # Facts stand in the first fifth, between other sentences.
+        # Facts are in the first fifth, between sentences of filler.
         text = filler[: len(filler) // 5]
         for each in facts:
             text.insert(draw.randint(0, len(text)), each)
