@@ -1,4 +1,4 @@
-"""Parts that servers share: the start-up line, request hints, control, explanations of misses.
+"""Parts shared by all servers: the start-up line, request hints, control, causes of misses.
 
 ```text
 control --> commands --> request_hints        why --> miss_report, top_breakers

@@ -1,7 +1,7 @@
 """Boundary: keeps the content of a request from ending its engine.
 
-Invariant: no exception leaves a `contained` block; logging is bounded, and a line that follows
-dropped ones gives their number. Cost: a third of a microsecond per block until something fails.
+Invariant: no `Exception` leaves a `contained` block. Logging is bounded, and the next line after
+dropped lines gives their number. Cost: a third of a microsecond per block without a failure.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _LONGEST = 300  # characters of a reason
 
 
 class Boundary:
-    """Turns exceptions into requests that are not cached, and counts hints that are ignored.
+    """Turns exceptions into uncached requests, and counts ignored hints.
 
     Logs at most five lines of each kind per minute.
 
     Args:
-        name: the part of the engine, as the log names it.
-        log: a logger whose lines the engine shows.
+        name: the part of the engine, for the log.
+        log: a logger shown by the engine.
         clock: nanoseconds, monotone.
 
     Attributes:
-        failures: exceptions that were contained.
-        hints: hints that were ignored.
+        failures: number of contained exceptions.
+        hints: number of ignored hints.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Boundary:
         self.hints = 0
 
     def ignored(self, request: object, why: str) -> None:
-        """Count and log a hint of a request that is ignored."""
+        """Count and log an ignored hint of a request."""
         self.hints += 1
         if (more := self._more("ignored")) is not None:
             self._log.warning(
@@ -60,17 +60,17 @@ class Boundary:
     ) -> Contained:
         """Contain any exception of the block: the request is not cached.
 
-        The block returns its result; the code after it is the answer "not cached".
+        The block returns its result. The code after the block returns the answer "not cached".
 
         Args:
-            request: its name, where the engine gives one.
-            give_up: restores the books after an exception; without it the block itself leaves them
-                consistent wherever it fails.
+            request: its name, if known.
+            give_up: restores consistent state after an exception. Without it, the block itself
+                must leave a consistent state wherever it fails.
         """
         return Contained(self, request, give_up)
 
     def failed(self, request: object, error: Exception) -> None:
-        """Count and log an exception that was contained."""
+        """Count and log a contained exception."""
         self.failures += 1
         if (more := self._more("failed")) is not None:
             self._log.warning(
@@ -79,12 +79,12 @@ class Boundary:
                 "a request" if request is None else f"request {_named(request)}",
                 _shown(error),
                 more,
-                # Content that kvtrie refuses by itself needs no traceback.
+                # Content refused by kvtrie itself needs no traceback.
                 "" if isinstance(error, ConfigError) else _calls(error),
             )
 
     def _more(self, kind: str) -> str | None:
-        """The end of a line about dropped ones; None if this line is dropped, too."""
+        """Return a suffix with the number of dropped lines, None if this line is dropped, too."""
         now = self._clock()
         begun, lines = self._lines.get(kind, (now, 0))
         more = ""
@@ -97,12 +97,12 @@ class Boundary:
 
 
 class Contained:
-    """A block whose exceptions a boundary contains; a generator would take six times as long.
+    """Context manager of `Boundary.contained`. A generator would take six times as long.
 
     Args:
-        boundary: what counts and logs the exception.
-        request: as of `Boundary.contained`.
-        give_up: as of `Boundary.contained`.
+        boundary: counts and logs the exception.
+        request: as for `Boundary.contained`.
+        give_up: as for `Boundary.contained`.
     """
 
     __slots__ = ("_boundary", "_give_up", "_request")
@@ -116,7 +116,7 @@ class Contained:
         """Begin the block."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        """Contain an exception: one request must not end the engine for others."""
+        """Contain an exception: a single request must not end the engine."""
         if not isinstance(error, Exception):
             return False
         self._boundary.failed(self._request, error)
@@ -134,6 +134,6 @@ def _shown(why: object) -> str:
 
 
 def _calls(error: Exception) -> str:
-    """The calls that led to an exception, without its text, which may have lines of its own."""
+    """Return the traceback of an exception, without its text of possibly several lines."""
     calls = "".join(traceback.format_tb(error.__traceback__)).rstrip()
     return f"\n{type(error).__name__} in\n{calls}"

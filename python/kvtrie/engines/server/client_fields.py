@@ -1,10 +1,10 @@
-"""Fields by which agents' clients name sessions and mark prefixes, read from requests' JSON bodies.
+"""Reads session names and prefix markers of agents' clients from requests' JSON bodies.
 
 Bodies have the shapes of OpenAI's chat completions, completions and responses, and of Anthropic's
 messages. Markers are Anthropic's `cache_control` and OpenAI's `prompt_cache_breakpoint`,
 `prompt_cache_options` and `prompt_cache_retention`.
-Invariant: reading raises nothing and changes no body; fields that are not understood are named in
-`strange`. Cost: a visit of each block of content.
+Invariant: reading raises nothing and changes no body. Fields not understood are named in `strange`.
+Cost: a visit of each block of content.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ __all__ = [
 
 _SECONDS = {"5m": 300, "30m": 1800, "1h": 3600, "12h": 43_200, "24h": 86_400}
 _ANTHROPIC, _OPENAI, _RETENTION = ("5m", "1h"), ("30m", "12h"), ("24h",)
-_IN_MEMORY = ("in_memory", "in-memory")  # what OpenAI does without the field
+_IN_MEMORY = ("in_memory", "in-memory")  # OpenAI's default without the field
 _SYSTEM = ("system", "developer")
 _SESSION_HEADERS = ("x-session-id", "x-claude-code-session-id")
-_TEXT = (  # blocks that a server renders without fetching or decoding anything
+_TEXT = (  # blocks rendered by a server without fetching or decoding anything
     "text",
     "input_text",
     "output_text",
@@ -50,9 +50,9 @@ class Place(NamedTuple):
     """The end of a marked prefix in a body.
 
     Attributes:
-        part: the field that the marked block is in: tools, system, or the one with the messages.
-        at: items of the field before the block's.
-        upto: blocks of that item up to the marked one; 0 for the whole item.
+        part: the field with the marked block: tools, system, or the field with the messages.
+        at: items of the field before the block's item.
+        upto: blocks of this item up to the marked block, 0 for the whole item.
     """
 
     part: str
@@ -64,8 +64,8 @@ class Marker(NamedTuple):
     """A marked prefix of a prompt.
 
     Attributes:
-        seconds: how long the client asks for it to be cached.
-        place: its end; None for that of the prompt.
+        seconds: caching time requested by the client.
+        place: its end, None for the end of the prompt.
     """
 
     seconds: int
@@ -77,16 +77,16 @@ class Markers:
     """The markers of a body.
 
     Attributes:
-        found: those that count, in the order of the prompt: tools, system, messages. A marker that
-            a later one outlasts does not count, so times fall.
-        strange: why markers are ignored; no text of a client.
+        found: valid markers, in the order of the prompt: tools, system, messages. A marker is
+            dropped if a later marker lasts at least as long, so times fall.
+        strange: reasons for ignored markers, without any text of a client.
     """
 
     found: list[Marker] = field(default_factory=list[Marker])
     strange: list[str] = field(default_factory=list[str])
 
     def add(self, times: Iterable[int], place: Place | None = None) -> None:
-        """Add markers that are after the others."""
+        """Add markers at a place after all earlier markers."""
         for seconds in times:
             while self.found and self.found[-1].seconds <= seconds:
                 self.found.pop()
@@ -94,15 +94,15 @@ class Markers:
 
 
 def session_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
-    """Return the name of the conversation that a request belongs to.
+    """Return the name of a request's conversation.
 
-    That is the first of the body's `session_id`, the headers `X-Session-ID` and
+    The first value present is used: the body's `session_id`, the headers `X-Session-ID` and
     `X-Claude-Code-Session-Id`, `vllm_xargs.session_id`, `metadata.session_id`, the session in
-    `metadata.user_id` or the whole of that, `prompt_cache_key`, and `user`.
+    `metadata.user_id` or its whole value, `prompt_cache_key`, and `user`.
 
     Args:
-        body: the request's.
-        headers: by their names in lower case.
+        body: the body of the request.
+        headers: the headers, by name in lower case.
     """
     extra, metadata = (_object(body.get(name)) for name in ("vllm_xargs", "metadata"))
     names = [
@@ -118,9 +118,9 @@ def session_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> str | Non
 
 
 def _session_of_user(user: object) -> object:
-    """The session that Claude Code writes into `metadata.user_id`, else the user.
+    """Return the session written by Claude Code to `metadata.user_id`, else the user.
 
-    Its form is `user_…_account_…_session_ID`, in newer versions a JSON object with `session_id`.
+    The form is `user_…_account_…_session_ID`, in newer versions a JSON object with `session_id`.
     """
     if not isinstance(user, str):
         return None
@@ -133,7 +133,7 @@ def _session_of_user(user: object) -> object:
 
 
 def carries_tool_results(body: Mapping[str, Any]) -> bool:
-    """Return whether a request goes on after a tool call: its last message is a tool's result."""
+    """Return whether a request continues after a tool call: its last message is a tool result."""
     last = _object((_list(body.get(_conversation(body))) or [None])[-1])
     if last.get("role") in ("tool", "function"):
         return True
@@ -165,7 +165,7 @@ def read_markers(body: Mapping[str, Any]) -> Markers:
 
 
 def cut(body: Mapping[str, Any], place: Place) -> dict[str, Any]:
-    """Return the fields of a body that change if its prompt ends at a place."""
+    """Return the changed fields of a body with its prompt cut at a place."""
     name = _conversation(body)
     messages = _list(body.get(name))
     if place.part == "tools":
@@ -186,7 +186,7 @@ def cut(body: Mapping[str, Any], place: Place) -> dict[str, Any]:
 def _blocks(
     body: Mapping[str, Any],
 ) -> Iterator[tuple[Mapping[str, Any], Place | None, bool]]:
-    """Yield whatever a marker may be on, its place, and whether it is a block of content."""
+    """Yield each part that may have a marker, its place, and whether it is a block of content."""
     name = _conversation(body)
     messages = _list(body.get(name))
     for part in ("tools", "system"):

@@ -1,8 +1,8 @@
-"""Commands of an operator: hints that come by the control socket instead of with a request.
+"""Commands of an operator: hints sent to the control socket instead of with a request.
 
-Invariant: a command is checked when it arrives, by the checks of request hints, and changes nothing
-until the engine applies it between two steps. A command that fails is counted and ends nothing.
-Cost: a few checks per command and 4 bytes per token; at most 64 commands per step.
+Invariant: a command is checked on arrival like request hints, and changes nothing until the engine
+applies it between two steps. A failed command is counted and never ends the engine.
+Cost: a few checks per command and 4 bytes per token. At most 64 commands per step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COMMANDS: tuple[Kind, ...] = ("release", "retain", "prefetch", "progress", "drop
 """Names of commands."""
 
 MOST_PER_STEP = 64
-"""Commands that are applied between two steps."""
+"""Maximum number of commands applied between two steps."""
 
 _MOST_WAITING = 1024
 _MOST_TOKENS = 1 << 20
@@ -49,13 +49,13 @@ class Command:
 
     Attributes:
         kind: its name.
-        session: the conversation that it is about; None with tokens.
-        tokens: the path that it is about; None with a session.
-        salt: the `cache_salt` of the requests whose blocks are meant.
-        ranges: what `retain` keeps.
-        owner: the author of the ranges; None is the session.
-        eta_ns: time until the session's next request, of `progress`; time until the blocks are
-            wanted, of `prefetch`; None for at once.
+        session: the conversation of the command, None with tokens.
+        tokens: the path of the command, None with a session.
+        salt: the `cache_salt` of the requests with these blocks.
+        ranges: the ranges to keep, for `retain`.
+        owner: the author of the ranges, None for the session.
+        eta_ns: for `progress`, time until the session's next request. For `prefetch`, time until
+            the blocks are needed, None for at once.
     """
 
     kind: Kind
@@ -78,8 +78,8 @@ def read_command(kind: str, body: object) -> Command:
         body: its parameters, of any type.
 
     Raises:
-        ConfigError: an unknown name or field, both or none of session and tokens, a value that
-            cannot be.
+        ConfigError: an unknown name or field, both or none of session and tokens, or an invalid
+            value.
     """
     kind = cast("Kind", word("command", kind, COMMANDS))
     if not isinstance(body, Mapping):
@@ -126,10 +126,10 @@ def _tokens(given: object) -> NDArray[np.uint32]:
 
 
 class PromptSequences(Protocol):
-    """The manager's sequences of prompts, where they are not the prompts."""
+    """Conversion of prompts to the manager's sequences, if they differ."""
 
     def command(self, command: Command) -> Command:
-        """Return a command about a prompt as one about its sequence."""
+        """Convert a command for a prompt to a command for its sequence."""
         ...
 
     def scope(self, scope: Scope) -> Scope:
@@ -138,12 +138,12 @@ class PromptSequences(Protocol):
 
 
 class CommandQueue:
-    """Commands that wait for the engine's next step.
+    """Queue of commands for the engine's next step.
 
     Attributes:
-        applied: commands that were applied.
-        failed: commands that could not be applied.
-        error: the error of the last of these; "" for none.
+        applied: number of applied commands.
+        failed: number of failed commands.
+        error: the error of the last failed command, "" for none.
     """
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class CommandQueue:
         return len(self._waiting)
 
     def put(self, command: Command) -> int | None:
-        """Queue a command; how many wait then, or None if there is no room."""
+        """Queue a command. Return the length of the queue, or None if it is full."""
         with self._lock:
             if len(self._waiting) >= _MOST_WAITING:
                 return None
@@ -170,13 +170,13 @@ class CommandQueue:
         now: int,
         sequences: PromptSequences | None = None,
     ) -> bool:
-        """Apply the first 64 commands; return whether `reset` is among them, which is left to do.
+        """Apply up to 64 commands, except `reset`. Return whether the caller must reset.
 
         Args:
-            manager: the manager whose blocks are meant.
-            identity: the name of weights that scopes have.
+            manager: the manager of the blocks.
+            identity: the name of the weights in scopes.
             now: the time.
-            sequences: how the manager's sequences follow from prompts; None if they are equal.
+            sequences: converts prompts to the manager's sequences, None if they are equal.
         """
         reset = False
         for _ in range(min(MOST_PER_STEP, len(self._waiting))):

@@ -1,11 +1,11 @@
 """ControlSocket: statistics, explanations and commands over HTTP on a unix socket.
 
-`pip install 'kvtrie[control]'`; vLLM and SGLang install both libraries. The server runs in a thread
-of the engine's scheduler process. It reads counters and queues commands; only `/stats` takes the
-manager's lock.
-Invariant: no request, of any size or content, ends or blocks the engine. The socket has mode 0600;
-its file is removed only by the server that made it, or by the next one once that has ended.
-Cost: a thread that sleeps until a request comes.
+Needs `pip install 'kvtrie[control]'`. vLLM and SGLang install both libraries. The server runs in a
+thread of the engine's scheduler process. It reads counters and queues commands. Only `/stats` takes
+the manager's lock.
+Invariant: no request, of any size or content, ends or blocks the engine. The socket has mode 0600.
+Its file is removed only by its own server, or by a later server after the first has ended.
+Cost: a thread, asleep between requests.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _WAIT_S = 5
 
 @dataclass(frozen=True, slots=True)
 class Controlled:
-    """The parts of an engine that a control socket reads, and its queue of commands.
+    """The parts of an engine read by a control socket, and its queue of commands.
 
     Attributes:
         manager: the manager.
-        why: causes of computed tokens; None if they are not counted.
+        why: causes of computed tokens, None if they are not counted.
         counters: returns further counters.
-        settings: what `/limits` reports of the engine's settings.
+        settings: engine settings reported by `/limits`.
         commands: commands for the engine's next step.
     """
 
@@ -64,7 +64,7 @@ class Controlled:
 
 
 def control_path(path: str, rank: int, *, several: bool) -> str:
-    """Return the socket of a data-parallel rank: `NAME-0.sock` for the first of several.
+    """Return the socket of a data-parallel rank: `NAME-0.sock` for the first of several ranks.
 
     `{rank}` in a path is replaced.
     """
@@ -80,7 +80,7 @@ def socket_path(name: str, given: object) -> str:
     """Check the path of a unix socket.
 
     Raises:
-        ConfigError: no path, one that is not absolute, or one of more than 100 bytes.
+        ConfigError: the path is not a text, not absolute, or longer than 100 bytes.
     """
     path = text(name, given)
     if not path.startswith("/") or "\0" in path:
@@ -95,11 +95,11 @@ class ControlSocket:
 
     Args:
         path: the socket's file.
-        engine: what it serves.
+        engine: the parts of the engine to serve.
 
     Raises:
-        ConfigError: uvicorn or starlette is not installed, another process listens there, the path
-            is a file of another kind, or the socket cannot be made.
+        ConfigError: uvicorn or starlette is not installed, a running process listens at the path,
+            the path is not a socket, or the socket cannot be created.
     """
 
     def __init__(self, path: str, engine: Controlled) -> None:
@@ -133,9 +133,9 @@ class ControlSocket:
         self._thread.start()
 
     def close(self) -> None:
-        """End the server and remove the socket's file. Closing twice does nothing.
+        """Stop the server and remove the socket's file. Idempotent.
 
-        A file that another server has put there stays.
+        A file created there by a different server stays.
         """
         if self._closed:
             return
@@ -147,7 +147,7 @@ class ControlSocket:
 
 
 def _listening(path: str) -> tuple[socket.socket, os.stat_result]:
-    """A socket that listens at a path, in place of one whose process has ended, and its file."""
+    """Listen at a path, replacing a stale socket. Return the socket and its file's status."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _alone(path):
@@ -171,10 +171,10 @@ def _listening(path: str) -> tuple[socket.socket, os.stat_result]:
 
 @contextmanager
 def _alone(path: str) -> Generator[None]:
-    """Keep other servers from making or removing sockets in the folder of a path."""
+    """Lock the folder of a path, so only this server creates or removes sockets there."""
     folder = os.open(Path(path).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with suppress(OSError):  # a network file system that has none
+        with suppress(OSError):  # a network file system without locks
             fcntl.flock(folder, fcntl.LOCK_EX)
         yield
     finally:
@@ -182,10 +182,10 @@ def _alone(path: str) -> Generator[None]:
 
 
 def _remove(path: str, place: os.stat_result) -> None:
-    """Remove a file, if it is the one that was there."""
+    """Remove a file, unless it has been replaced."""
     with suppress(FileNotFoundError):
         found = Path(path).lstat()
-        # A new file may get the number of one that is gone.
+        # A new file may get the inode number of a removed file.
         if os.path.samestat(found, place) and found.st_ctime_ns == place.st_ctime_ns:
             Path(path).unlink()
 
@@ -240,7 +240,7 @@ class _Api:
         return _answer({"manager": manager, "counters": counters, "commands": commands})
 
     async def why(self, _request: Request) -> Response:
-        """Return tokens by cause, the first parting points, and a format of lower tiers."""
+        """Return tokens by cause, the top parting points, and the format of lower tiers."""
         if self._engine.why is None:
             return _answer({"error": "why is off"}, 404)
         settings = self._engine.settings
@@ -256,7 +256,7 @@ class _Api:
         return _answer(found)
 
     async def limits(self, _request: Request) -> Response:
-        """Return sizes and limits that requests meet."""
+        """Return sizes and limits for requests."""
         own = {"commands_per_step": MOST_PER_STEP, "body_bytes": _MOST_BODY}
         tokens = self._engine.manager.block_tokens
         return _answer({"block_tokens": tokens, **self._engine.settings, **own})

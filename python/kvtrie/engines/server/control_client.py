@@ -1,6 +1,6 @@
-"""A request to the control socket of a running server.
+"""Sends requests to the control socket of a running server.
 
-Invariant: a command is sent once. Cost: one connection.
+Invariant: a command is sent once. Cost: a connection per request.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def ask(path: str, route: str, body: str | None = None) -> Any:  # noqa: ANN401 
 
     Args:
         path: the socket.
-        route: what to read, or with a body the command.
+        route: the route to read, or with a body the command.
         body: parameters of a command, as JSON.
 
     Raises:

@@ -1,8 +1,8 @@
 """FormatFigure: the measured cost of a format of lower tiers, read from `calibration.json`.
 
-Invariant: a format is accepted only with a calibration of the weights that are served, measured
-over at least one token, with no more native tokens than the server has, and within the operator's
-limit; or if the operator says so. Cost: a small file and a digest of the files of weights, once.
+Invariant: a format is accepted only with a calibration of the served weights, measured over at
+least one token, with no more native tokens than the server has, and within the operator's limit.
+The operator can override this. Cost: a small file and a digest of the weight files, once.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ class FormatFigure(NamedTuple):
 
     Attributes:
         format: its name.
-        kl_mean: mean KL of next tokens from those of the native format, in nats; None if it was not
+        kl_mean: mean KL divergence of next tokens from the native format, in nats. None if not
             measured for these weights.
-        of_bf16: bytes, relative to bfloat16's, of the calibration's blocks; None if not measured.
-        tiers: the tiers that have it.
-        tokens: tokens whose KV was in the format when it was measured; None if the calibration
-            does not say.
+        of_bf16: bytes of the calibration's blocks as a share of bfloat16, None if not measured.
+        tiers: the tiers with this format.
+        tokens: tokens with KV in the format during the calibration, None without a count.
     """
 
     format: str
@@ -58,22 +57,22 @@ class FormatFigure(NamedTuple):
         block_tokens: int | None = None,
         tiers: str = "tiers below the GPU",
     ) -> FormatFigure | None:
-        """Return the figure of a format; None for "native".
+        """Return the figure of a format, None for "native".
 
         Args:
             name: the format.
-            path: the file that `kvtrie calibrate` wrote.
-            checkpoint: returns the digest of the files of weights that are served, or None.
-            max_kl: the largest mean KL that is accepted.
-            native_last: tokens at the end of a prompt that the server computes.
+            path: the file written by `kvtrie calibrate`.
+            checkpoint: returns the digest of the served weight files, or None.
+            max_kl: the largest accepted mean KL.
+            native_last: tokens at the end of a prompt computed by the server.
             uncalibrated: whether to accept the format in any case.
-            native_first: tokens at the start of a prompt that keep the model's format.
-            block_tokens: tokens of the server's blocks, which the cost of int4 and of native blocks
-                depends on; None if the calibration's do not matter.
-            tiers: the tiers that have it.
+            native_first: tokens at the start of a prompt kept in the model's format.
+            block_tokens: tokens of the server's blocks. The cost of int4 and of native blocks
+                depends on the block size. None to ignore the calibration's block size.
+            tiers: the tiers with this format.
 
         Raises:
-            ConfigError: no calibration for these weights, or one above the limit.
+            ConfigError: no calibration for these weights, or a mean KL above the limit.
         """
         if FORMATS[name] is None:
             return None
@@ -116,7 +115,7 @@ class FormatFigure(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """The part of a calibration about one format."""
+    """The values of a format in a calibration."""
 
     kl_mean: float
     of_bf16: float
@@ -132,7 +131,7 @@ def _row(
     native_last: int,
     block_tokens: int | None,
 ) -> _Row:
-    """The format's part of a calibration that is of these weights."""
+    """Return the values of a format, from a calibration of the served weights."""
     if path is None:
         raise ConfigError(f"format {name!r} has no calibration: {_HOW}")
     try:
@@ -151,7 +150,7 @@ def _row(
             f"the calibration {path} cannot be read for format {name!r}: "
             f"{type(error).__name__} {error}: {_HOW}"
         ) from error
-    # Earlier versions wrote no count, and measured nothing where native_first covered the prompts.
+    # Earlier versions wrote no count, and measured nothing if native_first covered the prompts.
     if row.tokens == 0 or (row.tokens is None and first):
         over = "no tokens" if row.tokens == 0 else "a number of tokens that it does not have"
         raise ConfigError(

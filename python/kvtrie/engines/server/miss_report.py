@@ -1,4 +1,4 @@
-"""Reports of misses: causes of the computed tokens of a request, and a `Miss` as plain values.
+"""Reports of misses: causes of a request's computed tokens, and a `Miss` as plain values.
 
 Invariant: the causes of a request cover its computed tokens once, in order. Cost: a pass over the
 few ranges of a `Miss`.
@@ -38,30 +38,29 @@ CAUSES = (
     "not cacheable",
     "unclassified",
 )
-"""Causes by which computed tokens are counted."""
+"""Causes of computed tokens."""
 
 UNASKED: dict[str, Any] = {"state": "off", "causes": []}
-"""The answer to a client of a server that answers none."""
+"""The answer to a client if the server does not explain misses."""
 
 Ranges = list[tuple[int, int, str]]
-"""For each range of tokens: the first, one after the last, and the cause."""
+"""For each range of tokens: start, end (exclusive) and cause."""
 
 Spans = Sequence[tuple[int, int]]
-"""For each range of computed tokens: the first, and one after the last."""
+"""For each range of computed tokens: start and end (exclusive)."""
 
-_BEFORE = 64  # tokens before a parting that an example keeps, and after it
+_BEFORE = 64  # tokens in an example before its parting point, and after it
 
 
 def computed_ranges(miss: Miss, spans: Spans, block_tokens: int) -> Ranges:
-    """Return the causes of the tokens that a request computes.
+    """Return the causes of a request's computed tokens.
 
-    Tokens that are cached and computed all the same are `recomputed`: the request did not wait for
-    them. Of a prompt that is cached completely an engine computes the last block again, which
-    is `not cacheable`.
+    Cached tokens computed anyway are `recomputed`: the request did not wait for them. An engine
+    computes the last block of a completely cached prompt again. This block is `not cacheable`.
 
     Args:
         miss: the explanation of its prompt.
-        spans: the tokens that it computes, in order.
+        spans: its computed tokens, in order.
         block_tokens: tokens of a block.
     """
     ranges: Ranges = []
@@ -76,7 +75,7 @@ def computed_ranges(miss: Miss, spans: Spans, block_tokens: int) -> Ranges:
 
 
 def _tail(miss: Miss, block_tokens: int) -> Ranges:
-    """The last block, if the causes of a prompt end before it, and the end of the prompt."""
+    """Return the range of the last block, unless the causes reach the end of the prompt."""
     if miss.causes and miss.causes[-1][1] == miss.tokens:
         return []
     return [(miss.tokens - block_tokens, miss.tokens, "not cacheable")]
@@ -91,16 +90,16 @@ def sums(ranges: Ranges) -> Counter[str]:
 
 
 def client_report(tokens: int, found: int, findable: int) -> dict[str, Any]:
-    """Return the explanation that a client is answered, of the lengths of its own prompt alone.
+    """Return the explanation for a client, with nothing but lengths of the client's prompt.
 
-    Whether a token that was not found is new, was evicted, or parts from another prompt is what
-    other users have cached. So is the exact token at which a prompt parts: with it a prompt could
-    be guessed token by token, and not block by block as by its time.
+    Further causes (new, evicted, diverged) would reveal cached prompts of different users. The
+    exact parting point is also hidden. With it, a prompt could be guessed token by token, whereas
+    response times only allow guessing block by block.
 
     Args:
-        tokens: tokens of the prompt.
-        found: the first ones, which were not computed.
-        findable: the first ones that a cache of any content could have found.
+        tokens: number of tokens of the prompt.
+        found: number of leading tokens not computed.
+        findable: number of leading tokens that any cache could find.
     """
     ends = (found, max(found, findable), tokens)
     ranges = [
@@ -124,10 +123,10 @@ def miss_report(
 
     Args:
         miss: the explanation of a prompt.
-        ranges: the causes of the tokens that its request computed.
+        ranges: the causes of the request's computed tokens.
         tokens: the prompt.
         tiers: names of the tiers.
-        detail: a remark; "" for none.
+        detail: a remark, "" for none.
     """
     report: dict[str, Any] = {
         "tokens": miss.tokens,
@@ -160,12 +159,12 @@ def miss_report(
 def breaker_example(
     miss: Miss, tokens: NDArray[np.uint32], session: str | None
 ) -> tuple[int, dict[str, Any]]:
-    """Return how many tokens of a prompt recur after its parting, and the parting as an example.
+    """Return the number of recurring tokens after a parting point, and the point as an example.
 
     Args:
-        miss: the explanation of a prompt that diverged.
+        miss: the explanation of a diverged prompt.
         tokens: the prompt.
-        session: the conversation that it belongs to.
+        session: the conversation of the prompt.
     """
     at = miss.parted_at or 0
     branch = max(miss.branches, key=lambda one: one.recurring)

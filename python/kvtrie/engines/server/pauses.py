@@ -1,4 +1,4 @@
-"""Pauses: how long sessions wait for their tools, measured between an answer and its results.
+"""Pauses: measures how long sessions wait for tools, from an answer to the tool results.
 
 Invariant: a pause is measured once. Cost: a few numbers for each of the last 4096 sessions.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 __all__ = ["Pauses"]
 
 _MOST_SESSIONS = 4096
-_FIRST_S = 10.0  # expected before a pause was measured
+_FIRST_S = 10.0  # expected before the first measured pause
 _WEIGHT = 1 / 8  # of a new pause in a mean
 
 
@@ -22,16 +22,16 @@ class _Session:
 
 
 class Pauses:
-    """Pauses of sessions; times are in seconds of one clock."""
+    """Pauses of sessions. All times are in seconds of the same clock."""
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[tuple[str, str], _Session] = OrderedDict()
         self._mean: float | None = None
 
     def begin(self, session: tuple[str, str], now: float) -> float:
-        """Note that a session waits for tools; return how long that is expected to last.
+        """Begin a pause of a session. Return its expected length.
 
-        That is the mean of the session's own pauses, else of all, newer ones with more weight.
+        This is the mean of the session's own pauses, else of all pauses, weighted to newer pauses.
 
         Args:
             session: its name, and the salt of its requests.
@@ -46,7 +46,7 @@ class Pauses:
         return _FIRST_S if expected is None else expected
 
     def end(self, session: tuple[str, str], now: float) -> None:
-        """Note that a session goes on with the results of its tools."""
+        """End a pause: the session continues with its tool results."""
         one = self._sessions.get(session)
         if one is None or one.begun is None:
             return

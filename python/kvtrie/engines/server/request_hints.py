@@ -1,7 +1,7 @@
 """RequestHints: the hints in the fields of a request, read and checked once.
 
-No engine owns this module. Invariant: reading raises nothing; a field that is wrong is left out and
-named in `strange`. Cost: a few checks per range, once per request; at most `MOST_RANGES` are read.
+Used by all engines. Invariant: reading raises nothing. Invalid fields are left out and named in
+`strange`. Cost: a few checks per range, once per request. At most `MOST_RANGES` ranges are read.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = [
 ]
 
 FAR = 2**63 - 1
-"""End of a range that has no end."""
+"""End of a range without an end."""
 
 MOST_RANGES = 64
-"""Ranges that are read of one request."""
+"""Maximum number of ranges read from a request."""
 
 _KEYS = ("session", "end", "retain", "why")
 _SIGNED = ("tenant", "tenant_mac")  # by the front end, for `tenant.py`
@@ -38,13 +38,13 @@ _SHORTEST_S, _LONGEST_S = 1e-9, 1e9
 
 
 class RetainedRange(NamedTuple):
-    """A range of a prompt that a request asks to be kept.
+    """A range of a prompt to keep.
 
     Attributes:
         start: its first token.
-        last: one after its last token.
+        last: its end (exclusive).
         priority: 0 to 100.
-        ttl_ns: for how long, in nanoseconds; None for good.
+        ttl_ns: time to keep it in nanoseconds, None for no limit.
     """
 
     start: int
@@ -58,11 +58,11 @@ class RequestHints:
     """The valid part of a request's hints.
 
     Attributes:
-        session: the conversation that the request belongs to.
+        session: the conversation of the request.
         end: whether the conversation ends with this request.
-        ranges: the ranges of its prompt to be kept.
-        why: whether the request asks why its tokens are computed.
-        strange: the fields that were left out, and why.
+        ranges: the ranges of its prompt to keep.
+        why: whether the request asks for the causes of its misses.
+        strange: the fields left out, with reasons.
     """
 
     session: str | None = None
@@ -77,7 +77,7 @@ def read_hints(params: object, session: object = None) -> RequestHints:
 
     Args:
         params: the parameters of a request, of any type.
-        session: the conversation, where the parameters name none.
+        session: the conversation, if the parameters name none.
     """
     strange: list[str] = []
     given = _section(params, strange)
@@ -111,7 +111,7 @@ def read_hints(params: object, session: object = None) -> RequestHints:
 
 
 def session_name(name: str, given: object) -> str:
-    """Return the name of a session that a client chose.
+    """Check the name of a session chosen by a client.
 
     Raises:
         ConfigError: no str, lone surrogates, or more than 256 bytes.
@@ -123,10 +123,10 @@ def session_name(name: str, given: object) -> str:
 
 
 def read_ranges(rows: object) -> tuple[RetainedRange, ...]:
-    """Check ranges to be kept, all or none.
+    """Check ranges to keep, all or none.
 
     Raises:
-        ConfigError: no list, more than `MOST_RANGES`, or a range that cannot be.
+        ConfigError: no list, more than `MOST_RANGES`, or an invalid range.
     """
     return tuple(_retained_range(row) for row in few("retain", rows, MOST_RANGES))
 

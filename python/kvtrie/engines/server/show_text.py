@@ -1,7 +1,7 @@
-"""The two sides of a parting point as text, decoded with a model's tokenizer on this machine.
+"""Shows the two sides of a parting point as text, with a model's tokenizer on this machine.
 
-Invariant: the marked part begins at the first character that differs. Cost: a tokenizer loaded
-once, and at most 256 tokens decoded per point.
+Invariant: the marked part begins at the first different character. Cost: a tokenizer loaded once,
+and at most 256 tokens decoded per point.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 __all__ = ["marked", "tokenizer_of"]
 
 _CONTEXT = 40  # characters before and after the difference
-_AGAIN = 8  # equal characters that end a difference
+_AGAIN = 8  # equal characters to end a difference
 
 
 def tokenizer_of(model: str) -> Callable[[Mapping[str, Any]], tuple[str, str]]:
-    """Return a function that gives the cached and the asked side of a parting point as text.
+    """Return a function for decoding the cached and the asked side of a parting point.
 
     Args:
-        model: name or folder, as `AutoTokenizer.from_pretrained` takes it.
+        model: name or folder, as for `AutoTokenizer.from_pretrained`.
 
     Raises:
         ConfigError: transformers is not installed, or the model has no tokenizer here.
@@ -50,11 +50,11 @@ def tokenizer_of(model: str) -> Callable[[Mapping[str, Any]], tuple[str, str]]:
 
 
 def marked(cached: str, asked: str) -> tuple[str, str]:
-    """Return 40 characters around the first difference of two texts, which is marked.
+    """Return 40 characters around the first difference of two texts, and mark the difference.
 
     Args:
         cached: the cached text.
-        asked: the text that parts from it.
+        asked: the text of the request.
     """
     pairs = zip(cached, asked, strict=False)
     first = next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), None)

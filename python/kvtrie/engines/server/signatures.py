@@ -1,7 +1,7 @@
-"""Signatures of what kvtrie calls of an engine, and of what the engine calls of kvtrie.
+"""Checks signatures of calls between kvtrie and an engine.
 
-A method of kvtrie that overrides an engine's has to take every call that the engine's signature
-allows. A function of the engine has to take the arguments that kvtrie gives it.
+A method of kvtrie overriding an engine's method must take every call allowed by the engine's
+signature. A function of the engine must take the arguments passed by kvtrie.
 Cost: microseconds per pair.
 """
 
@@ -25,7 +25,7 @@ def given(arguments: str) -> Signature:
     """Return the signature of a call, from its arguments: `a, b=` gives `a` by place, `b` by name.
 
     Raises:
-        ValueError: an argument by place after one by name.
+        ValueError: an argument by place after an argument by name.
     """
     names = [each.strip() for each in arguments.split(",") if each.strip()]
     return Signature(
@@ -40,9 +40,9 @@ def given(arguments: str) -> Signature:
 
 
 def signature_of(owner: Any, name: str) -> Signature | None:  # noqa: ANN401 - a class or a module
-    """Return how a method of a class or a function of a module is called; None for a field.
+    """Return the signature of a class's method or a module's function, None for a field.
 
-    `self`, `cls` and annotations are left out. `__init__` is how the class is called.
+    Without `self`, `cls` and annotations. `__init__` gives the signature for calling the class.
     """
     raw: Any = inspect.getattr_static(owner, name, None)
     called: Any = owner if name == "__init__" else getattr(raw, "__func__", raw)
@@ -57,7 +57,7 @@ def signature_of(owner: Any, name: str) -> Signature | None:  # noqa: ANN401 - a
 
 
 def plain(signature: Signature) -> str:
-    """Return the names of parameters, each optional one with `=`."""
+    """Return the names of parameters, with `=` after optional parameters."""
     parts: list[str] = []
     for each in signature.parameters.values():
         stars = "*" * (1 + _STARS.index(each.kind)) if each.kind in _STARS else ""
@@ -66,7 +66,7 @@ def plain(signature: Signature) -> str:
 
 
 def takes(callee: Signature, caller: Signature) -> bool:
-    """Whether `callee` takes every call that `caller` allows."""
+    """Return whether `callee` takes every call allowed by `caller`."""
     known = callee.parameters
     places = [each.name for each in known.values() if each.kind in _BY_PLACE]
     kinds = {each.kind for each in known.values()}
@@ -91,15 +91,15 @@ def takes(callee: Signature, caller: Signature) -> bool:
 
 
 def refused_overrides(ours: type, base: type, names: Iterable[str]) -> dict[str, str]:
-    """Return the methods of `base` that a class overrides with a signature that refuses calls.
+    """Return the methods of `base` overridden with a signature that refuses calls.
 
     Args:
         ours: a class of kvtrie.
-        base: the engine's class that it derives from.
-        names: methods of `base`; those that `ours` does not override are passed over.
+        base: its base class from the engine.
+        names: methods of `base`. Methods not overridden by `ours` are skipped.
 
     Returns:
-        By name, the signature of the engine's method and the one of kvtrie's.
+        By name, the signatures of the engine's method and of kvtrie's method.
     """
     refused: dict[str, str] = {}
     for name in names:
@@ -114,11 +114,11 @@ def refused_overrides(ours: type, base: type, names: Iterable[str]) -> dict[str,
 
 
 def refused_calls(owner: Any, calls: Mapping[str, str]) -> dict[str, str]:  # noqa: ANN401 - a class or a module
-    """Return the methods or functions of an engine that refuse the arguments that kvtrie gives.
+    """Return the methods or functions of an engine that refuse kvtrie's arguments.
 
     Args:
         owner: the engine's class or module.
-        calls: arguments by name, as `given` reads them.
+        calls: arguments by name, in the syntax of `given`.
 
     Returns:
         By name, the signature and kvtrie's arguments.

@@ -1,6 +1,6 @@
-"""The start-up line: the tiers of a server, once, as its scheduler sees them, and warnings.
+"""The start-up line: the tiers of a server, logged once by its scheduler, and warnings.
 
-Invariant: sizes are those of the whole server; with several ranks the share of one is added.
+Invariant: sizes are for the whole server. With several ranks, the share of a rank is added.
 Cost: a few small files, once.
 """
 
@@ -38,15 +38,15 @@ class OpenTier:
 
     Attributes:
         kind: "gpu", "host", "disk" or "remote".
-        bytes: of all ranks; 0 if the engine owns them.
-        blocks: blocks that it holds.
-        found: blocks that an earlier run left.
-        others: blocks of another model in the same folder.
+        bytes: bytes of all ranks, 0 if the engine owns them.
+        blocks: its room in blocks.
+        found: blocks left by an earlier run.
+        others: blocks of different models in the same folder.
         path: the folder of a disk, the file of kept host memory, or the URL of a shared store.
         pinned: whether its memory is locked.
-        kept: whether it is host memory that the next server finds.
-        rooms: with several groups of layers that share its bytes, the tokens or states of each, if
-            it had all of them.
+        kept: whether it is host memory kept for the next server.
+        rooms: with several groups of layers sharing its bytes, the tokens or states of each group,
+            if the group had all bytes.
     """
 
     kind: str
@@ -63,13 +63,13 @@ class OpenTier:
 def startup_line(
     tiers: Sequence[OpenTier], *, block_tokens: int, ranks: int = 1, policy: str = ""
 ) -> str:
-    """Return the line that a server logs when its tiers are open.
+    """Return the line logged by a server when its tiers are open.
 
     Args:
-        tiers: the tiers that kvtrie keeps, in order.
+        tiers: the tiers of kvtrie, in order.
         block_tokens: tokens per block.
-        ranks: processes that hold a part of each block.
-        policy: the policy that ranks blocks for eviction; "" leaves it out.
+        ranks: processes with a part of each block.
+        policy: the eviction policy, "" to omit it.
     """
     parts = [_tier(tier, block_tokens, ranks) for tier in tiers]
     parts += [f"block {block_tokens} tokens", f"{ranks} rank{'s' * (ranks > 1)}"]
@@ -86,10 +86,10 @@ def startup_warnings(
     """Return a sentence for each property of the machine that makes tiers useless or slow.
 
     Args:
-        tiers: the tiers that kvtrie keeps.
-        gpu_blocks: blocks of the cache above them.
+        tiers: the tiers of kvtrie.
+        gpu_blocks: blocks of the cache above the tiers.
         kind_of: returns the type of the file system of a folder.
-        limit: returns the bytes that this process may lock; None for no limit.
+        limit: returns the limit of locked memory in bytes, None for no limit.
     """
     warnings: list[str] = []
     for tier in tiers:
@@ -129,7 +129,7 @@ def log_startup(log: Logger, line: str, warnings: Sequence[str]) -> None:
 
 
 def size_text(size: int) -> str:
-    """Bytes with a binary unit, as `8.0 GiB` or `200 GiB`."""
+    """Format bytes with a binary unit, as `8.0 GiB` or `200 GiB`."""
     number, unit = float(size), 0
     while number >= _STEP and unit < len(_UNITS) - 1:
         number, unit = number / _STEP, unit + 1
@@ -137,12 +137,12 @@ def size_text(size: int) -> str:
 
 
 def grouped(number: int) -> str:
-    """Digits in groups of three, as `131 072`."""
+    """Format a number in groups of three digits, as `131 072`."""
     return f"{number:,}".replace(",", " ")
 
 
 def count_text(number: int) -> str:
-    """A number in digits, or in millions with one, as `1.6 M`."""
+    """Format a number in digits, or in millions with one decimal, as `1.6 M`."""
     return f"{number / _MILLION:.1f} M" if number >= _MILLION else grouped(number)
 
 

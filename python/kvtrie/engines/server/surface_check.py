@@ -1,7 +1,7 @@
-"""Warn of a version of an engine that kvtrie is not tested with: names and signatures it changed.
+"""Warns of untested engine versions, with the names and signatures they changed.
 
-Invariant: a tested version costs a comparison. Cost of another one: an import of all modules that
-the engine's `surface` lists, once per process.
+Invariant: a tested version costs only a comparison. Cost of an untested version: an import of all
+modules listed by the engine's `surface`, once per process.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ _WARNED: set[tuple[str, str]] = set()
 
 
 class Surface(Protocol):
-    """All that kvtrie uses of an engine: a module with these names.
+    """The parts of an engine used by kvtrie: a module with these names.
 
     Attributes:
         ENGINE: the engine's name.
-        LOG: name of a logger whose lines the engine shows.
+        LOG: name of a logger shown by the engine.
         VERSIONS: the tested versions, the oldest first, each as "0.32".
         USED: methods, properties and fields by module and class.
         NAMES: functions and constants, as module and name.
-        CALLS: by module and class, "" for functions, the arguments that kvtrie gives, as
-            `signatures.given` reads them.
-        OURS: by module and class of the engine, the module and the class of kvtrie that derives
-            from it.
+        CALLS: by module and class, "" for functions, the arguments passed by kvtrie, in the syntax
+            of `signatures.given`.
+        OURS: by module and class of the engine, the module and the class of kvtrie derived from it.
     """
 
     ENGINE: str
@@ -43,11 +42,11 @@ class Surface(Protocol):
     OURS: dict[tuple[str, str], tuple[str, str]]
 
 
-def load_class(surface: Surface, version: str, module: str, name: str) -> Any:  # noqa: ANN401 - a class that the engine's own base makes
-    """Import a class of kvtrie, after a warning if the engine's version is not a tested one.
+def load_class(surface: Surface, version: str, module: str, name: str) -> Any:  # noqa: ANN401 - a class with a base of the engine
+    """Import a class of kvtrie, after a warning if the engine's version is untested.
 
     Raises:
-        ConfigError: the engine lacks a name without which the class cannot be imported.
+        ConfigError: the engine lacks a name needed to import the class.
     """
     line = warn(surface, version)
     try:
@@ -59,10 +58,10 @@ def load_class(surface: Surface, version: str, module: str, name: str) -> Any:  
 
 
 def warn(surface: Surface, version: str) -> str | None:
-    """Log a version that is not a tested one with what kvtrie misses in it, once per process.
+    """Log an untested version, with its missing names and signatures, once per process.
 
     Returns:
-        The line; None for a tested version.
+        The line, None for a tested version.
     """
     parts = surface.VERSIONS[0].count(".") + 1
     if ".".join(version.split(".")[:parts]) in surface.VERSIONS:
@@ -85,7 +84,7 @@ def warn(surface: Surface, version: str) -> str | None:
 
 
 def members(kind: type) -> set[str]:
-    """Names of a class: attributes, annotated fields, and what its methods set on `self`."""
+    """Return the names of a class: attributes, annotated fields, and names used with `self`."""
     names = set(dir(kind))
     for base in kind.__mro__[:-1]:
         names |= set(inspect.get_annotations(base))
@@ -98,7 +97,7 @@ def members(kind: type) -> set[str]:
 
 
 def missing_names(surface: Surface) -> frozenset[str]:
-    """Return the listed names that the installed engine lacks, with their modules."""
+    """Return the listed names missing in the installed engine, with their modules."""
     missing: set[str] = set()
     for (module, name), used in surface.USED.items():
         kind = _find(module, name)
@@ -111,7 +110,7 @@ def missing_names(surface: Surface) -> frozenset[str]:
 
 
 def refused_signatures(surface: Surface) -> dict[str, str]:
-    """Return the listed calls that the installed engine or kvtrie refuses, with both signatures."""
+    """Return the listed calls refused by the installed engine or kvtrie, with both signatures."""
     refused: dict[str, dict[str, str]] = {}
     for (module, name), calls in surface.CALLS.items():
         owner = _find(module, name) if name else _module(module)
@@ -129,7 +128,7 @@ def refused_signatures(surface: Surface) -> dict[str, str]:
 def _module(module: str) -> Any:  # noqa: ANN401 - a module or None
     try:
         return import_module(module)
-    except Exception:  # noqa: BLE001 - a module that cannot be imported has no name
+    except Exception:  # noqa: BLE001 - a module without an import has no name
         return None
 
 

@@ -1,8 +1,8 @@
 """Tenant: the name of a client's account in a request, signed by the operator's front end.
 
-Engines pass a client's fields on, so a client could name any tenant, and invent accounts. A name
-counts only with its HMAC-SHA256 under a secret that the front end and the server have. Invariant: a
-name that is not signed is no tenant. Cost: one hash per request.
+Engines forward the fields of a client, so a client could name any tenant and invent accounts. A
+name counts only with its HMAC-SHA256, under a secret shared by the front end and the server.
+Invariant: an unsigned name is no tenant. Cost: one hash per request.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Sharing(NamedTuple):
     """How a server shares blocks between tenants.
 
     Attributes:
-        after: tenants that must have computed a block before all of them find it.
-        secret: signs tenants, and keys the hashes of those that computed a block.
+        after: number of tenants computing a block before all tenants find it.
+        secret: signs tenants, and keys the hashes of a block's producers.
     """
 
     after: int
@@ -49,11 +49,11 @@ class Sharing(NamedTuple):
 
     @classmethod
     def read(cls, share_after: object, secret_file: str | None) -> Sharing | None:
-        """Return what two settings say; None where neither is given.
+        """Read the two settings. Return None if both are missing.
 
         Raises:
-            ConfigError: a number below 2 or above 32, one of the settings without the other, a
-                secret that cannot be read.
+            ConfigError: `share_after` is below 2 or above 32, only one setting is given, or the
+                secret cannot be read.
         """
         if share_after is None:
             if secret_file is not None:
@@ -70,14 +70,14 @@ class Sharing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SharingSettings:
-    """Settings of a server whose tenants share.
+    """Settings for sharing blocks among tenants.
 
     Attributes:
-        share_after: blocks are shared among tenants once this number of them have computed them;
-            None shares by `cache_salt` alone.
-        secret_file: a file with the secret by which the front end signs tenants.
-        tenant_header: the header of a request from which the middleware `AgentHints` takes its
-            tenant; the front end must set it or remove it.
+        share_after: number of tenants computing a block before it is shared among tenants. None
+            shares by `cache_salt` alone.
+        secret_file: a file with the secret used by the front end to sign tenants.
+        tenant_header: the request header with the tenant, read by the middleware `AgentHints`. The
+            front end must set or remove it.
     """
 
     share_after: int | None = None
@@ -86,10 +86,10 @@ class SharingSettings:
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> SharingSettings:
-        """Check the settings that are given.
+        """Check the given settings.
 
         Raises:
-            ConfigError: as `Sharing.read`; a header that is no text, or without `share_after`.
+            ConfigError: as `Sharing.read`, or the header is no text or without `share_after`.
         """
         settings = cls(**given)
         sharing, header = settings.open(), settings.tenant_header
@@ -103,16 +103,16 @@ class SharingSettings:
         return settings
 
     def open(self) -> Sharing | None:
-        """Read the secret; None where tenants do not share."""
+        """Read the secret. Return None if tenants do not share."""
         return Sharing.read(self.share_after, self.secret_file)
 
 
 def signed(tenant: str, secret: bytes) -> dict[str, str]:
-    """Return the fields of `kv_transfer_params["kvtrie"]` that name a tenant.
+    """Return the fields of `kv_transfer_params["kvtrie"]` for a tenant.
 
     Args:
         tenant: the account, 1 to 256 bytes of UTF-8.
-        secret: the content of the server's `secret_file`, as `read_secret` returns it.
+        secret: the content of the server's `secret_file`, as returned by `read_secret`.
 
     Raises:
         ConfigError: an empty or too long name, lone surrogates, an empty secret.
@@ -121,7 +121,7 @@ def signed(tenant: str, secret: bytes) -> dict[str, str]:
 
 
 def salt_of(tenant: str, secret: bytes) -> str:
-    """Return the `cache_salt` of a tenant, which keeps its blocks apart in the engine's own cache.
+    """Return the `cache_salt` of a tenant, to separate its blocks in the engine's own cache.
 
     Raises:
         ConfigError: as `signed`.
@@ -130,11 +130,11 @@ def salt_of(tenant: str, secret: bytes) -> str:
 
 
 def tenant_of(params: object, secret: bytes) -> bytes | None:
-    """Return the tenant of a request; None where none is signed.
+    """Return the tenant of a request, None without a signed tenant.
 
     Args:
         params: the request's `kv_transfer_params`, of any type.
-        secret: the secret that `signed` had.
+        secret: the secret used with `signed`.
     """
     if not isinstance(params, Mapping):
         return None
@@ -154,7 +154,7 @@ def tenant_of(params: object, secret: bytes) -> bytes | None:
 
 
 def extra_key_of(tenant: str, secret: bytes) -> str:
-    """Return the `extra_key` of SGLang's requests that names a tenant.
+    """Return the `extra_key` of SGLang's requests for a tenant.
 
     Raises:
         ConfigError: as `signed`.
@@ -163,7 +163,7 @@ def extra_key_of(tenant: str, secret: bytes) -> str:
 
 
 def tenant_of_key(extra_key: str, secret: bytes) -> tuple[bytes, str] | None:
-    """Return the tenant of an `extra_key` and what follows it; None where none is signed."""
+    """Return the tenant of an `extra_key` and the rest of it, None without a signed tenant."""
     head = _KEY.match(extra_key)
     if head is None:
         return None

@@ -1,9 +1,9 @@
-"""TopBreakers: the parting points at which the most tokens were computed though they recur.
+"""TopBreakers: the parting points with the most recurring tokens computed after them.
 
-A space-saving sketch: with all entries in use, the smallest one passes its count on to a new point.
-Invariant: a point with more tokens than the smallest count is present, and its count is at most the
-smallest one too high. Cost: a dict entry per point, and a pass over all of them for a new one when
-the sketch is full.
+A space-saving sketch: if all entries are in use, a new point replaces the smallest entry and
+inherits its count. Invariant: a point with more tokens than the smallest count is present, and its
+count is too high by at most the smallest count. Cost: a dict entry per point. If the sketch is
+full, a new point costs a pass over all entries.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Breaker:
     """A parting point.
 
     Attributes:
-        tokens: recurring tokens that were computed after it, at most `error` too many.
-        error: the count that it took over from another point.
-        requests: requests that were counted for it.
-        example: the first of them.
+        tokens: recurring tokens computed after it, at most `error` too many.
+        error: the count inherited from a replaced point.
+        requests: number of requests counted for it.
+        example: the first of these requests.
     """
 
     tokens: int
@@ -51,9 +51,9 @@ class TopBreakers:
         """Count tokens for a parting point.
 
         Args:
-            point: what identifies the point.
-            tokens: recurring tokens that were computed after it.
-            example: one request that parted there; kept if the point is new.
+            point: the identity of the point.
+            tokens: recurring tokens computed after it.
+            example: a request that parted there, kept if the point is new.
         """
         found = self._points.get(point)
         if found is not None:

@@ -1,11 +1,11 @@
-"""MissCounter: why requests compute the tokens that they compute, counted by cause.
+"""MissCounter: counts the computed prompt tokens of requests by cause.
 
-A request is explained when it is admitted, before its blocks are stored. Whether the rest of a
-prompt `diverged` takes a comparison with cached branches: a background thread makes it for some
-requests, and the others are counted with its last answer for the same parting point.
-Invariant: each computed prompt token is counted once. Nothing waits for the thread; a request for
-which its queue has no room is counted without it.
-Cost: a lookup per request; for a compared one also a copy of the branches, of 4 bytes per token.
+A request is explained when it is admitted, before its blocks are stored. To decide whether the rest
+of a prompt `diverged`, it must be compared with cached branches. A background thread compares some
+requests. The rest are counted with the last result for the same parting point.
+Invariant: each computed prompt token is counted once. Nothing waits for the thread. If its queue is
+full, a request is counted without a comparison.
+Cost: a lookup per request. A compared request also copies the branches, 4 bytes per token.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BRANCHES = 8
 _QUEUED = 32
 _IDLE_S = 1.0
 _REQUESTS = 256
-_LONGEST_ID = 256  # characters of a client's id that are remembered
+_LONGEST_ID = 256  # remembered characters of a client's id
 _DIGEST = 16
 _POINTS = _SALTS = 4096
 _UNDECIDED = "unclassified"
@@ -58,9 +58,9 @@ class Admitted:
 
     Attributes:
         request_id: its name.
-        tokens: its prompt, which nothing changes any more.
+        tokens: its prompt, never modified.
         scope: the scope of its blocks.
-        session: the conversation that it belongs to.
+        session: the conversation of the request.
         asked: whether it asks for an explanation.
     """
 
@@ -79,7 +79,7 @@ class Explained:
         request: the request.
         miss: its explanation.
         compared: whether cached branches are compared.
-        detail: a remark; "" for none.
+        detail: a remark, "" for none.
     """
 
     request: Admitted
@@ -89,20 +89,21 @@ class Explained:
 
 
 class MissCounter:
-    """Causes of computed tokens of a server's requests.
+    """Counts the computed tokens of a server's requests by cause.
 
     Args:
-        manager: the manager whose blocks they are, made with `explain=True`.
-        min_tokens: computed tokens from which a request is compared.
-        per_second: requests that are compared per second; 0 for none but those that ask.
-        tokens: where computed tokens are counted by cause.
-        place: returns the place in a prompt of one in the tokens of its `Admitted`, where an engine
-            gives the manager other sequences than prompts; None if they are equal.
+        manager: the manager of the blocks, made with `explain=True`.
+        min_tokens: smallest number of computed tokens for a comparison.
+        per_second: largest number of comparisons per second. Requests with `asked` are always
+            compared, even with 0.
+        tokens: the counter to use.
+        place: converts an index in the tokens of an `Admitted` to an index in the prompt, if the
+            manager's sequences differ from prompts. None if they are equal.
 
     Attributes:
         tokens: computed tokens by cause.
-        dropped: comparisons for which the queue had no room.
-        first_salts: requests that were the first of their tenant.
+        dropped: number of comparisons dropped by a full queue.
+        first_salts: number of first requests of tenants.
     """
 
     def __init__(
@@ -125,19 +126,19 @@ class MissCounter:
         self._classes: OrderedDict[Hashable, str] = OrderedDict()
         self._requests: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._salts: OrderedDict[bytes, None] = OrderedDict()
-        # Comparisons that wait, and whether one is under way.
+        # Waiting comparisons, and whether a comparison is running.
         self._queue: deque[tuple[Explained, Spans]] = deque()
         self._comparing = self._closed = False
-        self._thread: threading.Thread | None = None  # ends when nothing comes for a second
-        # Guards all that is above; never held while branches are compared.
+        self._thread: threading.Thread | None = None  # ends after a second without comparisons
+        # Guards all fields above. Never held during a comparison of branches.
         self._lock = threading.Condition()
 
     def admitted(self, request: Admitted, start: int, now: int) -> None:
-        """Count the tokens that a request computes.
+        """Count the computed tokens of an admitted request.
 
         Args:
             request: the request.
-            start: the first token that it computes.
+            start: its first computed token.
             now: the time.
         """
         count = len(request.tokens) - start
@@ -145,11 +146,11 @@ class MissCounter:
             self.count(self.explain(request, count, now), [(start, len(request.tokens))])
 
     def explain(self, request: Admitted, computed: int, now: int) -> Explained | None:
-        """Explain a request whose tokens are counted later, by `count`; None if that failed.
+        """Explain a request before its tokens are counted by `count`. Return None on failure.
 
         Args:
             request: the request.
-            computed: the number of tokens that it will compute, as far as known.
+            computed: the number of tokens to compute, as far as known.
             now: the time.
         """
         with self._lock:
@@ -171,10 +172,10 @@ class MissCounter:
         return Explained(request, miss, compared, detail)
 
     def count(self, explained: Explained | None, spans: Spans) -> None:
-        """Count the tokens that an explained request computes.
+        """Count the computed tokens of an explained request.
 
         Args:
-            explained: the answer of `explain`.
+            explained: the result of `explain`.
             spans: the tokens, as `[first, last)`, in order.
         """
         with self._lock:
@@ -194,18 +195,18 @@ class MissCounter:
                     end_at_exit(self._thread, self._end)
 
     def uncached(self, count: int) -> None:
-        """Count computed tokens of a request whose blocks are not cached."""
+        """Count the computed tokens of an uncached request."""
         with self._lock:
             self.tokens["not cacheable"] += count
 
     def answer(self, request_id: str) -> dict[str, Any] | None:
-        """Return the explanation of one of the last 256 requests; None for another one.
+        """Return the explanation of a request, None if it is not among the last 256 requests.
 
-        Its `state` is "pending" until the comparison has ended. Branches are reported for requests
-        that were compared.
+        Its `state` is "pending" until the comparison has ended. Branches are reported for compared
+        requests.
 
         Args:
-            request_id: its name, or the part of it that precedes a "-".
+            request_id: its name, or the part of its name before a "-".
         """
         start = request_id + "-"
         with self._lock:
@@ -216,7 +217,7 @@ class MissCounter:
         return found
 
     def summary(self) -> dict[str, Any]:
-        """Return the counts by cause and the first parting points, with token ids."""
+        """Return the counts by cause and the top parting points, with token ids."""
         with self._lock:
             return {
                 "missed_tokens": dict(self.tokens),
@@ -230,7 +231,7 @@ class MissCounter:
             }
 
     def line(self) -> str:
-        """Return the first parting point for the log, without tokens; "" if there is none."""
+        """Return the top parting point for the log, without tokens, "" if there is none."""
         with self._lock:
             first = self._top.first(1)
         if not first:
@@ -247,7 +248,7 @@ class MissCounter:
             self._lock.wait_for(lambda: not self._queue and not self._comparing)
 
     def close(self) -> None:
-        """End the thread after the comparisons that are queued."""
+        """Stop the thread after the queued comparisons."""
         self._end()
         with self._lock:
             thread = self._thread
@@ -260,7 +261,7 @@ class MissCounter:
             self._lock.notify_all()
 
     def _may_compare(self, now: int) -> bool:
-        """Whether the rate allows one more comparison, which it then counts."""
+        """Return whether the rate allows a further comparison, and count it."""
         more = (now - self._allowed_at) * self._per_second / _NS
         self._allowed = min(self._allowed + max(more, 0.0), float(self._per_second))
         self._allowed_at = now
@@ -270,13 +271,13 @@ class MissCounter:
         return True
 
     def _run(self) -> None:
-        """Compare what is queued, until nothing comes for a second."""
+        """Compare queued requests, until the queue is empty for a second."""
         try:
             while self._compare_next():
                 pass
         except BaseException:
             with self._lock:
-                self._thread = None  # the next comparison starts another
+                self._thread = None  # the next comparison starts a new thread
             raise
 
     def _compare_next(self) -> bool:
@@ -321,7 +322,7 @@ class MissCounter:
         self._keep(request.request_id, {"state": "explained", **report})
 
     def _classified(self, explained: Explained, spans: Spans) -> Ranges:
-        """The causes of a request that is not compared: of the same parting point's last class."""
+        """Return the causes of an uncompared request, with the last class of its parting point."""
         miss = explained.miss
         ranges = self._ranges(miss, spans)
         if miss.parted_at is None:
@@ -330,7 +331,7 @@ class MissCounter:
         return [(first, last, cause if why == "new" else why) for first, last, why in ranges]
 
     def _ranges(self, miss: Miss, spans: Spans) -> Ranges:
-        """Causes of computed tokens, by their places in the prompt."""
+        """Return the causes of computed tokens, by index in the prompt."""
         ranges, place = computed_ranges(miss, spans, self._manager.block_tokens), self._place
         if place is None:
             return ranges
@@ -350,7 +351,7 @@ class MissCounter:
             self._requests.popitem(last=False)
 
     def _salted(self, tenant: bytes) -> str:
-        """Note a request of a tenant; a remark if it is the first one."""
+        """Note a request of a tenant. Return a remark for the first request, else ""."""
         if not tenant:
             return ""
         tenant = _digest(tenant)
@@ -366,11 +367,11 @@ class MissCounter:
 
 
 def _point(explained: Explained) -> Hashable:
-    """Identify a parting point: no two scopes share one."""
+    """Return an identity of a parting point, different in each scope."""
     scope = explained.request.scope
     return explained.miss.parting or (_digest(scope.tenant), _digest(scope.lora.encode()))
 
 
 def _digest(name: bytes) -> bytes:
-    """A name of bounded length, which thousands of clients may have chosen."""
+    """Return a digest of bounded length, because clients can choose any name."""
     return hashlib.blake2b(name, digest_size=_DIGEST).digest()

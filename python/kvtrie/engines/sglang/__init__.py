@@ -1,7 +1,7 @@
-"""SGLang: kvtrie's trie as its radix cache, and its disk as a storage of HiCache.
+"""SGLang integration: kvtrie's trie as radix cache, and its disk as HiCache storage.
 
-`radix` has the cache that `--radix-cache-backend kvtrie` names, `storage` the class that
-`--hicache-storage-backend dynamic` loads; `plugin` makes the name known.
+`radix` has the cache for `--radix-cache-backend kvtrie`, and `plugin` registers this name.
+`storage` has the class for `--hicache-storage-backend dynamic`.
 Cost: importing this package imports neither SGLang nor torch.
 """
 
@@ -15,7 +15,7 @@ __all__ = ["KvtrieHiCache", "KvtrieRadixCache"]  # pyright: ignore[reportUnsuppo
 _HOMES = {"KvtrieHiCache": "storage", "KvtrieRadixCache": "radix"}
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - a class that SGLang's own base makes
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - a class with a base of SGLang
     if name in _HOMES:
         return getattr(import_module(f"kvtrie.engines.sglang.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,9 +1,9 @@
 """BlockSlots: the token slots of cached blocks in SGLang's pools.
 
-A block has a page of the pool of full attention until it is evicted and, where windows or states
-have a pool of their own, a page or a slot of that as long as the manager says so. SGLang's
-allocator maps the page of full attention to that of the windows.
-Invariant: every page is the tree's once or not at all. Cost: O(1) per block.
+A block has a page of the full-attention pool until it is evicted. If windows or states have a
+separate pool, the block also has a page or slot there for as long as the manager keeps that part.
+SGLang's allocator maps full-attention pages to window pages.
+Invariant: a page belongs to the tree at most once. Cost: O(1) per block.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class BlockSlots:
 
     Args:
         pools: the pools.
-        allocator: SGLang's.
-        states: SGLang's allocator of states; None without a pool of them.
+        allocator: SGLang's allocator of token slots.
+        states: SGLang's allocator of states, None without a pool of states.
 
     Attributes:
-        windows: blocks that have a page of the pool of sliding windows.
+        windows: blocks with a page in the pool of sliding windows.
         states: slots of blocks in the pool of states, `(1,)` each.
     """
 
@@ -55,7 +55,7 @@ class BlockSlots:
         self.states: dict[int, torch.Tensor] = {}
 
     def count(self, group: int) -> int:
-        """Number of blocks that have slots of a pool."""
+        """Return the number of blocks with slots in a pool."""
         if group == self._pools.windows_at:
             return len(self.windows)
         return len(self.states) if group == self._pools.states_at else len(self._rows)
@@ -64,10 +64,10 @@ class BlockSlots:
         return len(self._rows)
 
     def check_room(self, count: int) -> None:
-        """Refuse more new pages than there are rows.
+        """Refuse more new pages than there are free rows.
 
         Raises:
-            ConfigError: fewer are free.
+            ConfigError: fewer rows are free.
         """
         if count > len(self._free):
             raise ConfigError(
@@ -86,7 +86,7 @@ class BlockSlots:
         self._rows.update(zip(blocks, rows, strict=True))
 
     def of(self, blocks: Iterable[int]) -> torch.Tensor:
-        """Token slots of blocks, in order, `(blocks * page_size,)`."""
+        """Return the token slots of blocks, in order, `(blocks * page_size,)`."""
         return self._tensor([self._rows[block] for block in blocks])
 
     def all(self) -> torch.Tensor:
@@ -101,15 +101,14 @@ class BlockSlots:
         again: tuple[int, int],
         lives: range,
     ) -> None:
-        """Take windows from slots that came for a path, and free the slots that it does not need.
+        """Take windows from the new slots of a path, and free the slots not needed.
 
         Args:
             blocks: the path.
-            slots: `(blocks, page_size)`, the slots that came.
-            came: blocks whose window the tree takes from these slots.
-            again: the first and the last plus 1 of the places that the tree had already, and whose
-                slots are other ones.
-            lives: the places whose slots have a window.
+            slots: `(blocks, page_size)`, the new slots.
+            came: blocks to take a window from these slots.
+            again: start and end of the places already in the tree, with different slots.
+            lives: the places with a window in these slots.
         """
         self.windows.update(came)
         allocator = self._allocator
@@ -131,20 +130,20 @@ class BlockSlots:
                 free(torch.from_numpy(slots[places].reshape(-1)), start_pos=0)  # pyright: ignore[reportUnknownMemberType] - torch's
 
     def _recover(self, block: int, slots: torch.Tensor) -> None:
-        """Take the window of a block from other slots of the same tokens, which lose it."""
+        """Move a window to a block from duplicate slots of the same tokens."""
         mine, allocator = self.of([block]), self._allocator
         window = allocator.translate_loc_from_full_to_swa(slots)
         allocator.clear_full_to_swa_mapping(slots)
         allocator.set_full_to_swa_mapping(mine, window)
 
     def left(self, events: Sequence[tuple[int, int]]) -> dict[int, int]:
-        """Free the pages that blocks no longer have.
+        """Free the pages of blocks or parts of blocks removed from the manager.
 
         Args:
-            events: the group of layers and the block, of each part that left the manager.
+            events: the group of layers and the block of each removed part.
 
         Returns:
-            Pages that were freed, by group.
+            Freed pages, by group.
         """
         gone = [block for group, block in events if group == FULL]
         windows = [block for group, block in events if group == self._pools.windows_at]

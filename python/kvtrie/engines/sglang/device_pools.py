@@ -1,10 +1,10 @@
-"""DevicePools: the pools of SGLang's GPU memory that a radix cache divides, and their sizes.
+"""DevicePools: the pools of SGLang's GPU memory shared by a radix cache, and their sizes.
 
-SGLang has a pool of full attention's KV and, for models with sliding windows or state layers, one
-of theirs. A token of the first pool may have a slot of the second, which the allocator maps it to;
-a state has a slot by itself. The manager counts all of them in pages of one arena that is never
-full: SGLang says which pool wants room.
-Invariant: a pool that the cache does not divide rightly is refused by name. Cost: arithmetic.
+SGLang has a pool for the KV of full attention. Models with sliding windows or state layers have a
+separate pool for these. The allocator may map a token of the first pool to a slot of the window
+pool. A state has a separate slot. The manager counts all slots in pages of a single arena. The
+arena is never full, because SGLang requests evictions per pool.
+Invariant: an unsupported pool is refused by name. Cost: arithmetic.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["FULL", "DevicePools", "state_allocator"]
 
 FULL = 0
-"""Number of the group of layers with full attention."""
+"""Index of the group of layers with full attention."""
 
 _NO_GROUP = -1
 
@@ -40,9 +40,9 @@ class DevicePools:
     Attributes:
         page_size: tokens of a page.
         blocks: pages of the pool of full attention.
-        windows: pages of the pool of sliding windows; 0 without one.
-        window: tokens that a request which goes on at a border needs before it; 0 without windows.
-        states: slots of the pool of states; 0 without one.
+        windows: pages of the pool of sliding windows, 0 without a pool.
+        window: tokens needed before a border to resume a request there, 0 without windows.
+        states: slots of the pool of states, 0 without a pool.
     """
 
     page_size: int
@@ -55,18 +55,18 @@ class DevicePools:
     def of(
         cls, params: CacheInitParams, blocks: int | None, *, windows: bool, states: bool
     ) -> Self:
-        """The pools of a server.
+        """Return the pools of a server.
 
         Args:
             params: SGLang's `CacheInitParams`.
-            blocks: pages of the KV pool; None asks the allocator.
-            windows: whether layers with sliding windows have a pool of their own.
-            states: whether state layers have one.
+            blocks: pages of the KV pool, None to ask the allocator.
+            windows: whether layers with sliding windows have a separate pool.
+            states: whether state layers have a separate pool.
 
         Raises:
-            ConfigError: a pool of less than a page, windows in another pool than
-                `SWATokenToKVPoolAllocator`'s or of which matches need none, or states that have a
-                second form in the cache.
+            ConfigError: a pool smaller than a page, windows in a pool different from
+                `SWATokenToKVPoolAllocator`'s or not needed by matches, or states with a second form
+                in the cache.
         """
         allocator, page = params.token_to_kv_pool_allocator, int(params.page_size)
         slots = cls._state_slots(params) if states else 0
@@ -126,35 +126,35 @@ class DevicePools:
 
     @property
     def several(self) -> bool:
-        """Whether groups of layers have pools of their own."""
+        """Whether groups of layers have separate pools."""
         return self.windows_at > 0 or self.states_at > 0
 
     @property
     def windows_at(self) -> int:
-        """Number of the group of layers with sliding windows; -1 without one."""
+        """Index of the group of layers with sliding windows, -1 without a group."""
         return 1 if self.windows else _NO_GROUP
 
     @property
     def states_at(self) -> int:
-        """Number of the group of state layers; -1 without one."""
+        """Index of the group of state layers, -1 without a group."""
         return max(self.windows_at, 0) + 1 if self.states else _NO_GROUP
 
     def unit(self, group: int) -> int:
-        """Tokens of what SGLang counts of a pool in one of the manager's slots; a state is one."""
+        """Return SGLang's units of a pool per manager slot: a page's tokens, or 1 for a state."""
         return 1 if group == self.states_at else self.page_size
 
     @property
     def window_blocks(self) -> int:
-        """Pages before a border that a request needs of windows."""
+        """Window pages needed before a border to resume a request there."""
         return -(-self.window // self.page_size)
 
     def shape(self) -> ModelShape:
-        """The model as the manager counts it: a slot of either pool is a page of its arena."""
+        """Return the manager's model: a slot of each pool is a page of the manager's arena."""
         if not self.several:
             return ModelShape(layers=1, kv_heads=1, head_dim=16)
         groups = [LayerGroup((0,))]
         if self.windows:
-            # A border needs the blocks of `window - 1` tokens, and SGLang those of all of them.
+            # kvtrie keeps the blocks of `window - 1` tokens, SGLang needs `self.window` tokens.
             groups.append(LayerGroup((1,), kind="sliding", window=self.window + 1))
         if self.states:
             page = ModelShape(1, 1, 16).block_bytes(self.page_size)
@@ -162,19 +162,19 @@ class DevicePools:
         return ModelShape(3, 1, 16, groups=tuple(groups))
 
     def tiers(self) -> list[Tier]:
-        """The one tier of the manager."""
+        """Return the only tier of the manager."""
         if not self.several:
             return [Tier("gpu", blocks=self.blocks)]
-        # A new block may have both slots for a moment, whatever SGLang keeps of its window.
+        # A new block may briefly have both slots, even if SGLang does not keep its window.
         pages = 2 * self.blocks + self.windows + self.window_blocks + self.states + _SPARE
         each = self.shape().block_bytes(self.page_size, FULL)
         return [Tier("gpu", bytes=pages * each, owner="none")]
 
     def resume(self) -> ResumePoints | None:
-        """Which borders stay resumable."""
+        """Return the rule for resumable borders, None for a single pool."""
         return ResumePoints() if self.several else None
 
 
 def state_allocator(rows: ReqToTokenPool) -> MambaSlotAllocator:
-    """Return SGLang's allocator of states, of the rows of requests of a model that has them."""
+    """Return SGLang's allocator of states, from the request pool of a model with states."""
     return cast("HybridReqToTokenPool", rows).mamba_allocator

@@ -1,9 +1,9 @@
-"""Pages that were published as KV events, by key.
+"""Pages published as KV events, by block.
 
-SGLang's own recorder makes the events, with its own hashes; it reads a `Page` as it reads a node of
-its tree. Invariant: a page is published as stored once, after its parent, and as removed when it is
-evicted, in the order in which SGLang's nodes would be. Cost: none unless events are wanted; then a
-page's tokens and hashes, until it is evicted.
+SGLang's recorder creates the events with its own hashes. It reads a `Page` like a node of SGLang's
+tree. Invariant: a page is published as stored once, after its parent, and as removed on eviction,
+in the order of SGLang's nodes. Cost: none without events. Otherwise the tokens and hashes of each
+page until its eviction.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["Page", "PublishedPages"]
 
 
 class Page:
-    """One page, as SGLang's recorder reads it.
+    """A page with the fields read by SGLang's recorder.
 
     Args:
         key: its tokens.
-        parent: the page before it; None for the root, which has no tokens.
+        parent: the page before it. None for the root, a page without tokens.
 
     Attributes:
-        ends: SGLang's tree ends a node at this page: an insert ended here or branched off here.
+        ends: whether a node of SGLang's tree ends here, because an insert ended or branched off.
     """
 
     __slots__ = ("ends", "event_hash_value", "hash_value", "key", "parent")
@@ -44,7 +44,7 @@ class PublishedPages:
     """The published pages, by block.
 
     Args:
-        recorder: SGLang's; None where it has none.
+        recorder: SGLang's recorder, None without events.
         page_size: tokens of a page.
     """
 
@@ -58,7 +58,7 @@ class PublishedPages:
 
         Args:
             blocks: handles of all blocks of a key, in order.
-            first: index of the first new block; all blocks after it are new.
+            first: index of the first new block. All later blocks are new.
             key: the key.
         """
         if self._recorder is None:
@@ -67,7 +67,7 @@ class PublishedPages:
             self.split(blocks[first - 1])
         before = self._pages.get(blocks[first - 1]) if first else Page(key[:0], None)
         if before is None:
-            return  # a child whose parent is not published would be lost by a router
+            return  # a router would lose a child without a published parent
         for at in range(first, len(blocks)):
             page = Page(key[at * self._size : (at + 1) * self._size], before)
             self._recorder.record_store(page)
@@ -80,7 +80,7 @@ class PublishedPages:
             self._pages[block].ends = True
 
     def removed(self, blocks: Iterable[int]) -> None:
-        """Publish evictions: pages of one node from its first to its last, as SGLang does.
+        """Publish evictions. Pages of a node are published from first to last, as in SGLang.
 
         Args:
             blocks: handles in the order of their eviction, ends of sequences first.

@@ -1,7 +1,7 @@
-"""Options of SGLang that are in no name of KV, with the reasons.
+"""SGLang options excluded from the name of stored pages, with reasons.
 
-Every other field of `ServerArgs` and every other environment variable of SGLang is part of the name
-of stored pages; a field that a new SGLang adds is included until it is listed here.
+All remaining fields of `ServerArgs` and environment variables of SGLang are part of the name. A
+field added by a new SGLang version is included until it is listed here.
 Invariant: an option in the list cannot change the K and V of tokens. Cost: none.
 """
 

@@ -1,9 +1,9 @@
-"""PoolPages: the pages of one pool of SGLang's host memory, outside of it.
+"""PoolPages: stored pages of a pool of SGLang's host memory.
 
-SGLang has a pool for KV and, for models with windows, states or an indexer, one for each of these.
-The hash of a page names the tokens up to its end, so a state has the key of the page that it
-follows. Invariant: each pool has a place of its own, whose bytes no other pool's name finds.
-Cost: that of reads and writes, and a copy of each page.
+SGLang has a pool for KV and, for models with windows, states or an indexer, a pool for each of
+these. The hash of a page identifies all tokens up to its end, so a state has the key of the page
+before it. Invariant: each pool has separate pages, never found by the name of a different pool.
+Cost: reads and writes, and a copy of each page.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["POOLS", "PoolPages", "memory_of"]
 
 POOLS = ("kv", "swa", "auxiliary_swa", "mamba", "indexer")
-"""Names of the pools whose pages are kept. A draft's KV depends on weights that no page names."""
+"""Names of stored pools. Draft KV is not stored: page names do not cover draft weights."""
 
 
 class PoolPages:
-    """Pages of one pool.
+    """Stored pages of a pool.
 
     Args:
         pool: SGLang's host memory.
@@ -42,7 +42,7 @@ class PoolPages:
         self._pool, self.pages = pool, pages
 
     def read(self, keys: Sequence[str], host_indices: torch.Tensor) -> list[bool]:
-        """Read pages into the pool; which of them were there and whole."""
+        """Read pages into the pool. Return for each page whether it was found intact."""
         pages = [self._pool.get_dummy_flat_data_page() for _ in keys]
         rows = [(key.encode(), memory_of(page)) for key, page in zip(keys, pages, strict=True)]
         starts = self._starts(host_indices, len(keys))
@@ -55,12 +55,12 @@ class PoolPages:
     def write(
         self, keys: Sequence[str], host_indices: torch.Tensor, before: str | None
     ) -> list[bool]:
-        """Keep pages out of the pool; which of them are there now.
+        """Store pages of the pool. Return for each page whether it is stored.
 
         Args:
             keys: SGLang's hashes, in the order of their sequence.
             host_indices: the rows of the pool, `(keys * page_size,)`.
-            before: the hash of the page before the first of them, if its pool's order counts.
+            before: the hash of the page before the first page, if the pool's order matters.
         """
         starts = self._starts(host_indices, len(keys))
         values = (self._pool.get_data_page(start, flat=True) for start in starts)
@@ -69,7 +69,7 @@ class PoolPages:
     def write_values(
         self, keys: Sequence[str], values: Sequence[torch.Tensor], before: str | None
     ) -> list[bool]:
-        """Keep pages that SGLang has copied; which of them are there now."""
+        """Store pages already copied by SGLang. Return for each page whether it is stored."""
         rows = [
             (key.encode(), memory_of(value.contiguous()))
             for key, value in zip(keys, values, strict=True)
@@ -77,11 +77,11 @@ class PoolPages:
         return self.pages.write_many(rows, after=None if before is None else before.encode())
 
     def borders(self, keys: Sequence[bytes], last: int | None) -> set[int]:
-        """The lengths in pages at which a prefix has what it needs of this pool.
+        """Return the prefix lengths, in pages, with all needed pages of this pool.
 
         Args:
             keys: the hashes of the prefix.
-            last: how many pages before a border are needed; None for all.
+            last: the number of pages needed before a border, None for all pages.
         """
         if last is None:
             return set(range(1, self.pages.leading(keys) + 1))
@@ -100,5 +100,5 @@ class PoolPages:
 
 
 def memory_of(page: torch.Tensor) -> NDArray[np.uint8]:
-    """The bytes of a contiguous page, which share its memory."""
+    """Return the bytes of a contiguous page, sharing its memory."""
     return page.view(-1).view(torch.uint8).numpy()

@@ -1,7 +1,7 @@
-"""Locks: pins of paths that SGLang's requests hold, and of the windows at their ends.
+"""Locks: pins of paths held by SGLang's requests, and of windows and states at their ends.
 
-Invariant: a lock is given back as it was taken, whatever was cached or evicted in between; a locked
-block or window is never evicted. Cost: O(log n) per block.
+Invariant: a lock releases exactly the blocks it has pinned. A locked block, window or state is
+never evicted. Cost: O(log n) per block.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = ["Lock", "Locks"]
 
 
 class Lock:
-    """One lock of a path.
+    """A lock of a path.
 
     Attributes:
-        pins: the manager's pins and the blocks that they keep, by group of layers.
+        pins: the manager's pins with their blocks, by group of layers.
     """
 
     __slots__ = ("pins",)
@@ -35,7 +35,7 @@ class Locks:
     """All locks of a cache.
 
     Args:
-        manager: keeps what is pinned.
+        manager: the manager of the blocks.
     """
 
     def __init__(self, manager: BlockManager) -> None:
@@ -43,14 +43,14 @@ class Locks:
         self._blocks: dict[int, Counter[int]] = {}
 
     def count(self, group: int) -> int:
-        """Number of locked blocks of a group of layers."""
+        """Return the number of locked blocks of a group of layers."""
         return len(self._blocks.get(group, ()))
 
     def take(self, parts: dict[int, Sequence[int]]) -> Lock:
         """Lock blocks.
 
         Args:
-            parts: their handles, by group.
+            parts: handles of the blocks, by group.
         """
         lock, now = Lock(), time.monotonic_ns()
         for group, blocks in parts.items():
@@ -61,7 +61,7 @@ class Locks:
         return lock
 
     def give(self, lock: Lock, group: int | None = None) -> None:
-        """Let go of a lock, or of one group's part of it."""
+        """Release a lock, or only the blocks of a group."""
         for each in [*lock.pins] if group is None else [group]:
             pin, blocks = lock.pins.pop(each)
             self._manager.unpin_copies(pin, now=time.monotonic_ns())

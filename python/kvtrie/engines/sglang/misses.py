@@ -1,10 +1,10 @@
-"""Computed prompt tokens of an SGLang server by cause.
+"""Count the computed prompt tokens of an SGLang server by cause.
 
 SGLang matches a waiting request in every round, locks its prefix when it is admitted, and inserts
-its blocks after its first step. So a prompt is explained at the lock, before requests of the same
-batch insert theirs, and counted at its first insert. A request that has output is counted already.
-Invariant: each computed prompt token of an inserted request is counted once. Cost: that of
-`MissCounter`; a match keeps references only.
+its blocks after its first step. The cause of misses is found at the lock, before requests of the
+same batch insert blocks. The tokens are counted at the first insert. A request with output is
+already counted. Invariant: each computed prompt token of an inserted request is counted once. Cost:
+as `MissCounter`. A match keeps references only.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _MEANING = "Prompt tokens that engines computed, by cause"
 
 
 class Matched:
-    """A request that was matched and has no output yet.
+    """A matched request without output.
 
     Args:
         name: its id.
         key: its prompt.
-        scope: whose blocks; None if it has none.
+        scope: the scope of its blocks, None for a request that is not cached.
 
     Attributes:
-        span: the tokens that it computes, once its prefix is locked.
-        explained: why; None if that is not known.
+        span: the tokens to compute, once its prefix is locked.
+        explained: the cause of its misses, None if unknown.
     """
 
     __slots__ = ("explained", "key", "name", "scope", "span")
@@ -58,7 +58,7 @@ class RequestMisses:
 
     Attributes:
         tokens: computed tokens by cause.
-        labels: labels of the exported counter, which SGLang's own have too.
+        labels: labels of the exported counter, as on SGLang's own metrics.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class RequestMisses:
         self._why = MissCounter(manager, tokens=self.tokens)
 
     def locked(self, matched: Matched, found: int) -> None:
-        """Explain a request whose prefix is locked, once.
+        """Find the cause of misses of a request with a locked prefix, once.
 
         Args:
             matched: the request.
@@ -88,7 +88,7 @@ class RequestMisses:
             matched.explained = self._why.explain(request, len(tokens) - found, now)
 
     def inserted(self, matched: Matched | None) -> None:
-        """Count a request whose first blocks are about to be inserted."""
+        """Count a request before its first blocks are inserted."""
         if matched is None or matched.span is None or self._why is None:
             return
         first, last = matched.span
@@ -114,7 +114,7 @@ class RequestMisses:
 
 @cache
 def _counter(labels: tuple[str, ...]) -> Any:  # noqa: ANN401 - prometheus_client is optional
-    """The counter of this process: Prometheus' registry takes a name once."""
+    """Return the counter of this process. Prometheus' registry takes a name only once."""
     # Imported after SGLang has set the directory of its multiprocess mode.
     from prometheus_client import Counter as Exported
 

@@ -1,8 +1,8 @@
-"""Pages of one rank outside SGLang's memory: on disk, in kept memory, or in a shared store.
+"""Stored pages of a rank: on disk, in kept memory, or in a shared store.
 
-Reads the settings of `--hicache-storage-backend-extra-config` and opens the place that `path` or
-`keep` names. Invariant: nothing is opened with a setting that cannot be; pages of other bytes are
-never found. Cost: that of opening a disk or a store.
+Reads the settings of `--hicache-storage-backend-extra-config` and opens the storage at `path` or
+`keep`. Invariant: nothing is opened with an invalid setting. Pages of a different format are never
+found. Cost: opening a disk or a store.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class PoolSize(NamedTuple):
     """A pool of SGLang's host memory.
 
     Attributes:
-        meaning: all that decides the bytes of a page: model, layout, rank, pool.
+        meaning: everything that decides the bytes of a page: model, layout, rank, pool.
         size: bytes of a page.
-        pages: how many pages the pool has.
+        pages: number of pages in the pool.
     """
 
     meaning: str
@@ -66,18 +66,18 @@ class PoolSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PageSettings:
-    """Settings of the storage of one server.
+    """Settings of a server's storage.
 
     Attributes:
         path: the folder of the files, the URL of a shared store, or the file of kept memory.
-        bytes: room of a disk or of kept memory, of all ranks and pools together.
-        blocks: the same room in pages of KV, of each rank.
+        bytes: room of a disk or of kept memory, for all ranks and pools together.
+        blocks: the same room in pages of KV, per rank.
         durability: the event that a finished write to a disk survives, as in `Tier`.
-        store: the tier of a shared store, which has its checked settings; None for others.
-        kept: whether the pages are in a file in memory that the next server finds.
-        replace: whether such a file of another model is replaced.
-        deadline_s: seconds that a read or write of several pages of a shared store may take.
-        lookup_s: seconds that a question to a shared store may take.
+        store: the tier of a shared store with its checked settings, else None.
+        kept: whether the pages are in a file in memory, for the next server.
+        replace: whether to replace a file of kept memory from a different model.
+        deadline_s: time limit in seconds for a read or write of several pages of a shared store.
+        lookup_s: time limit in seconds for a lookup in a shared store.
     """
 
     path: str
@@ -95,11 +95,11 @@ class PageSettings:
         """Check the settings of a server.
 
         Args:
-            extra: the keys of the configuration; SGLang's own are in it, too.
+            extra: the keys of the configuration, including SGLang's own.
 
         Raises:
-            ConfigError: unknown keys, no path, a key that is not for such a place, a value that
-                cannot be.
+            ConfigError: unknown keys, no path, a key not allowed for this storage, or an invalid
+                value.
         """
         instance("the storage's settings", extra, Mapping)
         ours = KEYS
@@ -159,19 +159,19 @@ class PageSettings:
     def open(
         self, pools: Mapping[str, PoolSize], *, rank: int = 0, ranks: int = 1
     ) -> dict[str, Pages]:
-        """Open the pages of the pools of one rank.
+        """Open the pages of the pools of a rank.
 
-        The pools have one budget, of which each gets the share that it has of SGLang's host memory.
+        The pools share a budget, in proportion to their sizes in SGLang's host memory.
 
         Args:
-            pools: by name; the first one is that of KV.
-            rank: the number of the rank.
-            ranks: number of ranks, which divide `bytes`.
+            pools: the pools by name, KV first.
+            rank: index of the rank.
+            ranks: number of ranks sharing `bytes`.
 
         Raises:
-            ConfigError: a folder that cannot be written, a store or secret that cannot be opened,
-                no room for a page of each pool.
-            TransferError: the folder cannot be read or made.
+            ConfigError: the folder cannot be written, the store or secret cannot be opened, or
+                there is no room for a page of each pool.
+            TransferError: the folder cannot be read or created.
         """
         room, (kv, *_) = self.bytes, pools.values()
         if room is not None:
@@ -193,7 +193,7 @@ class PageSettings:
         return opened
 
     def _open(self, pool: PoolSize, file: str, room: int | None, blocks: int | None) -> Pages:
-        """Open the pages of one pool, in kept memory in a file of its own."""
+        """Open the pages of a pool. In kept memory, each pool has a separate file."""
         if self.store is not None:
             return KeyedRemote(
                 self.path,

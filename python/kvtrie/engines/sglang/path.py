@@ -1,4 +1,4 @@
-"""Path: blocks from the root on, which SGLang holds as a node; and keys as the manager takes them.
+"""Path: blocks from the root, used by SGLang as a node, and keys converted for the manager.
 
 Invariant: a path does not change. Cost: a key is read once per call.
 """
@@ -28,15 +28,15 @@ _MOST_TOKEN = 2**32
 
 
 class Path:
-    """Blocks from the root on: what SGLang holds as a node.
+    """Blocks from the root, used by SGLang as a node.
 
     Args:
         blocks: handles of the blocks, in order.
-        key: tokens; the root's are empty, other paths do not keep theirs.
-        matched: the request whose match gave the path, if its tokens are to be counted.
+        key: the empty tokens of the root, None for all further paths.
+        matched: the request matched to this path, if its tokens are to be counted.
 
     Attributes:
-        locks: the locks that are held of it.
+        locks: the locks held on the path.
     """
 
     __slots__ = ("blocks", "key", "locks", "matched")
@@ -61,9 +61,9 @@ def found(
     Args:
         tokens: length of the match.
         path: its blocks.
-        known: tokens that full attention has, where groups of layers have pools of their own. If
-            these are more, a pass that ends there keeps a window for the next request.
-        grid: tokens between the borders at which a pass can keep a state; None without states.
+        known: tokens known to full attention, if groups of layers have separate pools. If this is
+            more than `tokens`, a pass ending there keeps a window for the next request.
+        grid: distance, in tokens, of borders at which a pass can keep a state. None without states.
     """
     result = MatchResult(
         device_prefix_len=tokens,
@@ -85,20 +85,20 @@ def found(
 def tokens_of(
     key: RadixKey, page_size: int, sharing: Sharing | None = None
 ) -> tuple[NDArray[np.uint32], Scope] | None:
-    """Return the whole pages of a key and their scope; None if there are none.
+    """Return the whole pages of a key and their scope, None for a key that is not cached.
 
-    Ids beyond 32 bits, which SGLang makes of images, have no place in the trie: such a key
-    neither matches nor is kept, and neither is one without a salt and a signed tenant where
-    tenants share.
+    A key is not cached if it has no whole page, or ids beyond 32 bits, as SGLang makes them for
+    images. If tenants share blocks, a key with neither a salt nor a signed tenant is not cached
+    either.
 
     Raises:
-        ConfigError: a salt or an extra key that is no scope.
+        ConfigError: the salt or extra key is not a valid scope.
     """
     raw = np.asarray(key.raw_token_ids(), dtype=np.int64)
     raw = raw[: len(raw) // page_size * page_size]
     if not len(raw) or raw.min() < 0 or raw.max() >= _MOST_TOKEN:
         return None
-    # An empty name is no name for SGLang, and anything else that is no str is refused.
+    # An empty name is no name for SGLang. Values except None and str are refused.
     salt, extra = (
         "" if given is None else text(name, given)
         for name, given in (("cache_salt", key.cache_salt), ("extra_key", key.extra_key))

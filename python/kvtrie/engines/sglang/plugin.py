@@ -1,7 +1,7 @@
-"""The plug-in: makes `--radix-cache-backend kvtrie` known to SGLang.
+"""Plug-in: registers `--radix-cache-backend kvtrie` with SGLang.
 
-The entry point `sglang.srt.plugins` calls `register` in every process of a server. Invariant: doing
-it again changes nothing. Cost: a dictionary entry.
+The entry point `sglang.srt.plugins` calls `register` in every process of a server. Invariant:
+repeated calls change nothing. Cost: a dictionary entry.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Enter the factory, unless the name is known already."""
+    """Register the factory, unless the name is already registered."""
     registry = import_module("sglang.srt.mem_cache.registry")
     if registry.get_radix_cache_factory("kvtrie") is None:
         registry.register_radix_cache_backend("kvtrie", _make)

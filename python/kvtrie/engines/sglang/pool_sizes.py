@@ -1,4 +1,4 @@
-"""PoolSizes: what a radix cache has in each of SGLang's pools, and what SGLang could ask for.
+"""PoolSizes: cached, evictable and locked sizes of a radix cache in each of SGLang's pools.
 
 Invariant: cached slots are evictable or locked, and SGLang's checks of its pools add up.
 Cost: O(1), except lists of all slots.
@@ -37,11 +37,11 @@ class PoolSizes(RadixCache):
         return self.slots.all()
 
     def supports_swa(self) -> bool:
-        """Whether sliding windows have a pool of their own."""
+        """Whether sliding windows have a separate pool."""
         return self.pools.windows > 0
 
     def supports_mamba(self) -> bool:
-        """Whether states have a pool of their own."""
+        """Whether states have a separate pool."""
         return self.pools.states > 0
 
     def all_mamba_values_flatten(self) -> torch.Tensor:
@@ -52,40 +52,40 @@ class PoolSizes(RadixCache):
         return (self.slots.count(group) - self.locks.count(group)) * self.pools.unit(group)
 
     def evictable_size(self) -> int:
-        """Tokens that could be given back."""
+        """Return the number of evictable tokens."""
         return self._evictable(FULL)
 
     def protected_size(self) -> int:
-        """Tokens that are locked."""
+        """Return the number of locked tokens."""
         return self.locks.count(FULL) * self.page_size
 
     full_evictable_size, full_protected_size = evictable_size, protected_size
 
     def swa_evictable_size(self) -> int:
-        """Tokens whose windows could be given back."""
+        """Return the number of tokens with evictable windows."""
         return self._evictable(self.pools.windows_at)
 
     def swa_protected_size(self) -> int:
-        """Tokens whose windows are locked."""
+        """Return the number of tokens with locked windows."""
         return self.locks.count(self.pools.windows_at) * self.page_size
 
     def mamba_evictable_size(self) -> int:
-        """Cached states that could be given back."""
+        """Return the number of evictable cached states."""
         return self._evictable(self.pools.states_at)
 
     def mamba_protected_size(self) -> int:
-        """Cached states that are locked."""
+        """Return the number of locked cached states."""
         return self.locks.count(self.pools.states_at)
 
     def total_size(self) -> int:
-        """Tokens that are there."""
+        """Return the number of cached tokens."""
         return len(self.slots) * self.page_size
 
     def sanity_check(self) -> None:
-        """Compare the blocks that have pages with those of the manager, while nothing is locked.
+        """Check that the blocks with pages match the manager's blocks, and nothing is locked.
 
         Raises:
-            AssertionError: they differ, or a path is locked.
+            AssertionError: the blocks differ, or a path is locked.
         """
         counted = self.manager.stats().tiers["gpu"].groups
         seen = [self.slots.count(group) for group, _ in enumerate(counted)]
@@ -95,7 +95,7 @@ class PoolSizes(RadixCache):
             raise AssertionError(f"{seen} blocks have pages, {known} are known, {locked} locked")
 
     def available_and_evictable_str(self) -> str:
-        """What is free and what could be given back, for SGLang's messages."""
+        """Return free and evictable sizes, for SGLang's messages."""
         if not self.pools.several:
             return super().available_and_evictable_str()
         free: dict[str, int] = {}

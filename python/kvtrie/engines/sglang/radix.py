@@ -1,12 +1,11 @@
 """KvtrieRadixCache: kvtrie's trie in place of SGLang's radix tree. A page is a block.
 
-SGLang owns the pages and passes the token slots of each new block; the manager knows the blocks and
-chooses which of them are evicted, and its own slots are only counted. Models with sliding windows
-or state layers have a pool for each kind of layers: a block may lose its window or state and keep
-the rest, and a prefix is found up to the deepest border that has all that a request needs.
-Invariant: a block keeps its token slots until it is evicted; a locked path is never evicted.
-Cost: a lookup per match, a request of the manager per insert, a reservation per eviction; 8 B per
-token of the pool.
+SGLang owns the pages and passes the token slots of each new block. The manager indexes the blocks
+and selects blocks for eviction. Its own slots are only counted. Models with sliding windows or
+state layers have a pool per kind of layer. A block may lose its window or state and keep the rest,
+so a prefix matches up to the deepest border with all needed windows and states.
+Invariant: a block keeps its token slots until it is evicted. A locked path is never evicted.
+Cost: a lookup per match, a lease per insert, a reservation per eviction. 8 B per token of the pool.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KvtrieRadixCache", "Path"]
 
-_LOG = logging.getLogger("sglang.srt.kvtrie")  # whose lines SGLang shows
+_LOG = logging.getLogger("sglang.srt.kvtrie")  # a name shown by SGLang
 _FAR = 2**63
 
 
@@ -69,29 +68,30 @@ class KvtrieRadixCache(PoolSizes):
 
     Args:
         params: SGLang's `CacheInitParams`.
-        blocks: pages of the KV pool; None asks the allocator.
-        policy: which blocks are evicted first.
-        objective: what policies by value save: the "cost" of computing blocks again, or "hits".
+        blocks: pages of the KV pool, None to ask the allocator.
+        policy: the eviction policy.
+        objective: the goal of policies by value: lower "cost" of recomputing blocks, more "hits",
+            or "balanced".
         count_misses: count computed prompt tokens by cause, and export them to Prometheus.
-        windows: layers with sliding windows have a pool of their own.
-        states: state layers have one.
-        share_after: blocks are shared among tenants once this number of them have computed them;
-            None shares by `cache_salt` and `extra_key` alone.
-        secret_file: a file with the secret by which the front end signs tenants.
+        windows: layers with sliding windows have a separate pool.
+        states: state layers have a separate pool.
+        share_after: number of tenants computing a block before it is shared among tenants. None
+            shares by `cache_salt` and `extra_key` alone.
+        secret_file: a file with the secret used by the front end to sign tenants.
 
     Attributes:
-        pools: the pools that the cache divides.
-        slots: the slots of cached blocks in them.
-        locks: what requests have locked.
-        manager: kvtrie's, which knows the blocks.
-        policy: which blocks are evicted first.
-        misses: counts computed prompt tokens; None if they are not counted.
-        sliding_window_size: tokens of the windows; None without a pool of them.
-        draft_swa_window: tokens of a draft's windows in that pool.
+        pools: the pools shared by the cache.
+        slots: the slots of cached blocks in the pools.
+        locks: paths locked by requests.
+        manager: kvtrie's manager of the blocks.
+        policy: the eviction policy.
+        misses: counter of computed prompt tokens, None if disabled.
+        sliding_window_size: tokens of the windows, None without a window pool.
+        draft_swa_window: tokens of a draft model's windows in this pool.
 
     Raises:
-        ConfigError: what the cache does not serve: speculative decoding by EAGLE, hierarchical
-            caches, pools that `DevicePools` refuses, as `Sharing.read`.
+        ConfigError: speculative decoding by EAGLE, pools refused by `DevicePools`, or settings
+            refused by `Sharing.read`.
     """
 
     def __init__(
@@ -130,11 +130,12 @@ class KvtrieRadixCache(PoolSizes):
             self.misses.labels = dict(self.metrics_collector.labels)
 
     def reset(self) -> None:
-        """Forget all; SGLang takes the pages back by itself."""
+        """Drop all blocks. SGLang frees the pages itself."""
         super().reset()
         self.root_node = Path(np.empty(0, dtype=np.uint64), RadixKey(array("q")))
         self._empty_match_result = found(0, self.root_node)
-        # Of one group the events are evictions; of several, all that comes and leaves.
+        # With a single group, events are evictions. With several groups, events are all stored and
+        # removed parts.
         pools = self.pools
         self.manager = BlockManager(
             pools.shape(),
@@ -155,7 +156,7 @@ class KvtrieRadixCache(PoolSizes):
         self._published = PublishedPages(self.kv_events, self.page_size)
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
-        """The longest prefix of whole pages that is there."""
+        """Return the longest cached prefix of whole pages."""
         result = self._empty_match_result
         with self.boundary.contained():
             result = self._match(params.key, params.req)
@@ -181,7 +182,7 @@ class KvtrieRadixCache(PoolSizes):
         return found(len(blocks) * self.page_size, Path(blocks, None, matched), known, grid)
 
     def touch_prefix(self, key: RadixKey) -> None:
-        """Note a use of what is there of a key."""
+        """Record a use of the cached prefix of a key."""
         with self.boundary.contained():
             named = None if self.disable else tokens_of(key, self.page_size, self._sharing)
             if named is None:
@@ -195,7 +196,7 @@ class KvtrieRadixCache(PoolSizes):
                 ).release(now=now)
 
     def insert(self, params: InsertParams) -> InsertResult:
-        """Take in the pages of a key that are not there; how many tokens were."""
+        """Insert the missing pages of a key. Return the number of tokens already cached."""
         with self.boundary.contained():
             return self._insert(params)
         return InsertResult(prefix_len=0, last_device_node=self.root_node)
@@ -210,17 +211,17 @@ class KvtrieRadixCache(PoolSizes):
             return InsertResult(prefix_len=0, last_device_node=self.root_node)
         tokens, scope = named
         now, size = time.monotonic_ns(), self.page_size
-        # Without values, SGLang's simulations take token ids for slots.
+        # Without values, as in SGLang's simulations, token ids are used as slots.
         slots = tokens if value is None else np.asarray(value[: len(tokens)].cpu())
         if len(slots) < len(tokens):
             raise ConfigError(f"{len(tokens)} tokens have {len(slots)} slots")
         slots = slots.astype(np.int64).reshape(-1, size)
         with self.manager.acquire(tokens, now=now, scope=scope, keep=0, load="none") as lease:
             there = lease.matched
-            if self.pools.several:  # full attention may have more than can be gone on from
+            if self.pools.several:  # full attention may have more tokens than can be resumed
                 there = self.manager.known(tokens, scope=scope)
             self.slots.check_room((len(tokens) - there) // size)
-            # Nothing may fail from the commit on until the rows are entered.
+            # Nothing may fail between the commit and the entry of the rows.
             if lease.matched < len(tokens):
                 new = lease.commit(tokens[lease.matched :], now=now).new.tolist()
                 self.slots.enter(new, slots[len(slots) - len(new) :])
@@ -239,14 +240,14 @@ class KvtrieRadixCache(PoolSizes):
     def _keep_parts(
         self, blocks: list[int], there: int, slots: NDArray[np.int64], params: InsertParams
     ) -> bool:
-        """Bring the windows and states of a path in line with what came, and free the rest.
+        """Keep windows and states of a path with new slots, and free the rest.
 
         Args:
             blocks: the path.
-            there: how many of them were there.
-            slots: `(blocks, page_size)`, the slots that came; those of the tree up to
-                `params.prev_prefix_len`.
-            params: say how far the window of these slots has passed, and which state came.
+            there: number of blocks already cached.
+            slots: `(blocks, page_size)`, the new slots. Up to `params.prev_prefix_len`, they are
+                the tree's slots.
+            params: the length already left by the window of these slots, and the new state.
 
         Returns:
             Whether the state was taken.
@@ -274,11 +275,11 @@ class KvtrieRadixCache(PoolSizes):
         return bool(came[self.pools.states_at])
 
     def state_of(self, path: Path) -> torch.Tensor | None:
-        """Return the slot of the state at the end of a path; None without one."""
+        """Return the slot of the state at the end of a path, None without a state."""
         return self.slots.states.get(int(path.blocks[-1])) if len(path.blocks) else None
 
     def checkpoint(self, req: Any, *, up_to: int) -> None:  # noqa: ANN401 - SGLang's `Req`
-        """Take in what a request has computed, unless its content cannot be cached."""
+        """Insert the computed tokens of a request, unless its content cannot be cached."""
         taken = False
         with self.boundary.contained():
             taken = not self.disable and self._checkpoint(req, up_to)
@@ -286,12 +287,12 @@ class KvtrieRadixCache(PoolSizes):
             self._states.give_back(req, finished=True)
 
     def _checkpoint(self, req: Any, up_to: int) -> bool:  # noqa: ANN401 - as above
-        """Take in a request; whether its state has been dealt with."""
+        """Insert a request. Return whether its state has been handled."""
         if self.misses is not None and isinstance(req.last_node, Path):
             self.misses.inserted(req.last_node.matched)
         ids = req.full_untruncated_fill_ids[:up_to]
         key = RadixKey(ids, req.extra_key, cache_salt=req.cache_salt)
-        # SGLang inserts first and computes with the priority then.
+        # Checked before the insert, because SGLang computes with the priority after it.
         whole("priority", req.priority or 0, -_FAR, _FAR - 1)
         if tokens_of(key, self.page_size, self._sharing) is None:
             return False
@@ -334,12 +335,12 @@ class KvtrieRadixCache(PoolSizes):
         return result
 
     def on_release(self, req: Any, *, checkpointed: bool) -> None:  # noqa: ANN401 - as above
-        """Free the state of a request that ended without a checkpoint."""
+        """Free the state of a request ended without a checkpoint."""
         if self._states is not None and not checkpointed:
             self._states.give_back(req, finished=True)
 
     def evict(self, params: EvictParams) -> EvictResult:
-        """Evict at least as many tokens of each pool as are asked for, unless they are locked."""
+        """Evict at least the requested tokens of each pool, except locked tokens."""
         begun, size = time.perf_counter(), self.page_size
         if self.disable:
             return EvictResult()
@@ -362,32 +363,32 @@ class KvtrieRadixCache(PoolSizes):
         )
 
     def _evict(self, group: int, count: int) -> dict[int, int]:
-        """Evict pages of a pool; pages that were freed, by group."""
+        """Evict pages of a pool. Return the number of freed pages by group."""
         now = time.monotonic_ns()
         if self.pools.several:
             self.manager.evict(count, "gpu", now=now, group=group)
             return self._settle(self._events())
         free = self.manager.stats().tiers["gpu"].free
-        # A request that reserves all free blocks, and as many more as should be evicted.
+        # Reserve all free blocks and `count` more, so `count` blocks are evicted.
         with self.manager.acquire(np.zeros(1, np.uint32), now=now, load="none") as room:
             room.reserve((free + count) * self.page_size, now=now)
             room.release(now=now)
         return self._settle(self._events())
 
     def _events(self) -> list[tuple[bool, int, int]]:
-        """Whether parts of blocks came, their group and block, since the last call."""
+        """Return events since the last call: whether a part was stored, its group and block."""
         events = self.manager.take_events()
         return [(event.kind == "stored", event.group, event.block) for event in events]
 
     def _settle(self, events: list[tuple[bool, int, int]]) -> dict[int, int]:
-        """Free the pages of what has left the manager; how many, by group."""
+        """Free the pages of parts removed from the manager. Return their number by group."""
         gone = [(group, block) for stored, group, block in events if not stored]
         freed = self.slots.left(gone)
         self._published.removed(block for group, block in gone if group == FULL)
         return freed
 
     def inc_lock_ref(self, node: Path) -> IncLockRefResult:  # pyright: ignore[reportIncompatibleMethodOverride] - our nodes are paths
-        """Keep a path from being evicted, and the window at its end."""
+        """Lock a path against eviction, with the window and state at its end."""
         if self.misses is not None and node.matched is not None:
             with self.boundary.contained():
                 self.misses.locked(node.matched, len(node.blocks) * self.page_size)
@@ -410,7 +411,7 @@ class KvtrieRadixCache(PoolSizes):
         node: Path,
         params: DecLockRefParams | None = None,  # noqa: ARG002
     ) -> DecLockRefResult:
-        """Let go of a path once."""
+        """Release the last lock of a path."""
         if self.disable or not node.locks:
             return DecLockRefResult(delta=0)
         before = self.locks.count(FULL)
@@ -418,7 +419,7 @@ class KvtrieRadixCache(PoolSizes):
         return DecLockRefResult(delta=(before - self.locks.count(FULL)) * self.page_size)
 
     def release_swa_prefix_lock(self, req: Any) -> None:  # noqa: ANN401 - SGLang's `Req`
-        """Let go of the window of a request's prefix, which its own window has passed."""
+        """Unlock the window of a request's prefix, once the request's window has moved past it."""
         lock: TreeLock | None = req.lock
         if lock is None or lock.swa_released:
             return
@@ -428,21 +429,21 @@ class KvtrieRadixCache(PoolSizes):
             self.locks.give(held[-1], self.pools.windows_at)
 
     def swa_retain_floor(self, req: Any) -> int | None:  # noqa: ANN401 - SGLang's `Req`
-        """Token from which on a request keeps its windows: those before its last state too."""
+        """Return the token from which a request keeps windows, so its last state has a window."""
         state = req.kv.mamba_last_track_seqlen if self.pools.states and self.pools.windows else None
         return None if state is None else state - self.pools.window
 
     def path_device_indices(self, node: Path) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride] - our nodes are paths
-        """Token slots of a path, in order."""
+        """Return the token slots of a path, in order."""
         if not len(node.blocks):
             return self._empty_device_indices
         return self.slots.of(node.blocks.tolist()).to(self.device)
 
     def dfs_weight_order(self, node_handles: Sequence[Path]) -> list[int]:
-        """Requests in an order that has those of one beginning side by side."""
+        """Return the indices of requests, sorted by shared prefix."""
         paths = [handle.blocks.tolist() for handle in node_handles]
         return sorted(range(len(paths)), key=paths.__getitem__)
 
     def pretty_print(self) -> None:
-        """Print how much is there."""
-        print(f"#tokens: {self.total_size()}")  # noqa: T201 - what SGLang asks for
+        """Print the number of cached tokens."""
+        print(f"#tokens: {self.total_size()}")  # noqa: T201 - called by SGLang

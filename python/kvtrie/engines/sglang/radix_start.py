@@ -1,6 +1,6 @@
-"""The radix cache of a server: which models and settings it serves, and its line at start.
+"""Start of a server's radix cache: checks of the model and settings, and the start-up line.
 
-Invariant: what the cache does not serve is refused by name before any request. Cost: once per
+Invariant: unsupported models and settings are refused by name before any request. Cost: once per
 server.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["radix_cache_of"]
 
-_LOG = logging.getLogger("sglang.srt.kvtrie")  # whose lines SGLang shows
+_LOG = logging.getLogger("sglang.srt.kvtrie")  # a name shown by SGLang
 _KEYS = ("policy", "objective", "share_after", "secret_file")
 
 
@@ -34,7 +34,7 @@ def radix_cache_of(context: TreeCacheBuildContext) -> KvtrieRadixCache:
         context: SGLang's `TreeCacheBuildContext`.
 
     Raises:
-        ConfigError: a model or a setting that the cache does not serve.
+        ConfigError: an unsupported model or setting, for example hierarchical caches.
     """
     warn(surface, version("sglang"))
     for what, present in (
@@ -53,7 +53,7 @@ def radix_cache_of(context: TreeCacheBuildContext) -> KvtrieRadixCache:
             f"--radix-eviction-policy-config has no {', '.join(strange)}: {', '.join(_KEYS)} "
             "are what it may have"
         )
-    # SGLang's own policy is not asked, and would refuse these keys.
+    # SGLang's own policy is not used, and would refuse these keys.
     params = replace(context.params, eviction_policy_config=None)
     first = not context.tp_rank and not params.pp_rank
     made = KvtrieRadixCache(

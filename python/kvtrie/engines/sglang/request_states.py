@@ -1,8 +1,9 @@
-"""RequestStates: the states of requests of models with state layers, and those that the tree takes.
+"""RequestStates: moves states between requests and the cache, for models with state layers.
 
-SGLang's own component of its tree takes a state off a request and copies a cached one to it; it is
-used as it is, and asks this cache for room and for the state of a path. Invariant: a state has one
-owner: a request, a cached block or the allocator. Cost: that of SGLang's component.
+A component of SGLang's tree takes a state from a request, and copies a cached state to a request.
+The component is used unchanged, and asks this cache for room and for the state of a path.
+Invariant: a state has a single owner: a request, a cached block or the allocator. Cost: that of
+SGLang's component.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ __all__ = ["RequestStates"]
 
 
 class _Tree(Protocol):
-    """A tree that knows the states of its paths."""
+    """A tree with states of paths."""
 
     def state_of(self, path: Path) -> torch.Tensor | None:
-        """Return the slot of the state at the end of a path, if there is one."""
+        """Return the slot of the state at the end of a path, None without a state."""
         ...
 
 
 class _States:
-    """The one question of the component to SGLang's tree."""
+    """Replacement for SGLang's tree, with the only method called by the component."""
 
     def __init__(self, cache: _Tree) -> None:
         self._cache = cache
 
     def get_component_device_value(self, node: Path, kind: object) -> torch.Tensor | None:
-        """The slot of the state at the end of a path."""
+        """Return the slot of the state at the end of a path."""
         del kind
         return self._cache.state_of(node)
 
@@ -54,7 +55,7 @@ class RequestStates:
         params: SGLang's `CacheInitParams`.
 
     Attributes:
-        grid: tokens between the borders at which a pass can keep a state.
+        grid: distance, in tokens, of borders at which a pass can keep a state.
     """
 
     def __init__(self, cache: _Tree, params: CacheInitParams) -> None:
@@ -63,14 +64,14 @@ class RequestStates:
         self.grid = int(self._component.mamba_checkpoint_grid)
 
     def matched(self, params: MatchPrefixParams, result: MatchResult) -> MatchResult:
-        """Give a request a slot for the state that it goes on from, and say which it copies."""
+        """Give a request a slot for a cached state, and note the state to copy there."""
         return self._component.finalize_match_result_in_cache(params, result)
 
     def take(self, req: Any, params: InsertParams, tokens: int, *, finished: bool) -> int:  # noqa: ANN401 - SGLang's `Req`
-        """Take a state off a request, into the parameters of an insert.
+        """Move a state from a request into the parameters of an insert.
 
         Returns:
-            Tokens before the state; 0 without one.
+            Number of tokens before the state, 0 without a state.
         """
         length = self._component.prepare_for_caching_req(req, params, tokens, finished)
         return tokens if length is None else length
@@ -83,5 +84,5 @@ class RequestStates:
         result: InsertResult | None = None,
         params: InsertParams | None = None,
     ) -> None:
-        """Free what the tree did not take, after an insert or without one."""
+        """Free states not taken by the tree, after an insert or without an insert."""
         self._component.cleanup_after_caching_req(req, finished, result, params)

@@ -1,9 +1,8 @@
-"""Digest of all that an SGLang server was started with, except for options that cannot change KV.
+"""Digest of an SGLang server's start options, except options that cannot change KV.
 
-It covers the server's arguments field by field, the environment variables of SGLang that are set,
-the versions of libraries that ship kernels, and the kind of the device. `excluded` lists what is
-left out.
-Invariant: equal options have one digest in every process; an option that is not listed changes it.
+It covers the fields of the server's arguments, the environment variables of SGLang, the versions of
+libraries with kernels, and the kind of the device. `excluded` lists the omitted options.
+Invariant: equal options give the same digest in every process. Options not listed change it.
 Cost: some milliseconds.
 """
 
@@ -27,13 +26,13 @@ __all__ = ["environment", "options", "options_digest"]
 
 
 def options_digest(arguments: object) -> bytes:
-    """Return 32 bytes that change with any option of a server that can change KV.
+    """Return a digest of 32 bytes over all server options that can change KV.
 
     Args:
-        arguments: SGLang's `ServerArgs`; None in a process without a server.
+        arguments: SGLang's `ServerArgs`, None in a process without a server.
 
     Raises:
-        ConfigError: an option without a canonical encoding, or one that lets clients name content.
+        ConfigError: an option has no canonical encoding, or lets clients name content.
     """
     if getattr(arguments, "trust_mm_content_hashes", False):
         raise ConfigError(
@@ -50,17 +49,17 @@ def options_digest(arguments: object) -> bytes:
 
 
 def options(arguments: object) -> dict[str, object]:
-    """Return the fields of a server's arguments that are not excluded, as SGLang resolved them."""
+    """Return the fields of a server's arguments not excluded, as resolved by SGLang."""
     if arguments is None:
         return {}
     fields = cast("tuple[str, ...]", getattr(type(arguments), "__struct_fields__", ()))
     names = {*fields, *getattr(arguments, "__dict__", {})}
     left_out = {name for each in FIELDS.values() for name in each}
-    # SGLang keeps what a user gave, and apart from it what it made of that.
+    # SGLang keeps the values given by a user and the resolved values separately.
     resolved = getattr(import_module("sglang.srt.arg_groups.overrides"), "resolution_result")  # noqa: B009
     return {name: resolved(arguments, name) for name in sorted(names - left_out)}
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of SGLang that are set and not excluded."""
+    """Return the environment variables of SGLang, except excluded variables."""
     return variables_of(variables, lambda name: name.startswith(("SGLANG_", "SGL_")), VARIABLES)

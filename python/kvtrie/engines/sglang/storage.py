@@ -1,10 +1,10 @@
 """KvtrieHiCache: a disk, kept memory or a shared store as `dynamic` storage of SGLang's HiCache.
 
-`--hicache-storage-backend dynamic` loads it; `--hicache-storage-backend-extra-config` has `path`,
-a folder or the URL of a store, or `keep`, a file in memory. Pages belong to the weights that all
-ranks have loaded; once weights were updated in place nothing is found or written until the server
-starts again. Invariant: the place takes no more than its room; a damaged page is a miss; a later
-server of the same model finds the pages, and of a shared store other servers do.
+`--hicache-storage-backend dynamic` loads it. `--hicache-storage-backend-extra-config` has `path`,
+a folder or the URL of a store, or `keep`, a file in memory. Pages belong to the weights of all
+ranks. After an in-place update of weights, nothing is found or written until the server restarts.
+Invariant: the storage never exceeds its room. A damaged page is a miss. A later server of the same
+model finds the pages, and in a shared store concurrent servers do, too.
 Cost: a digest per page and call, and the read or write.
 """
 
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 
 __all__ = ["KvtrieHiCache"]
 
-_LOG = logging.getLogger("sglang.srt.kvtrie")  # whose lines SGLang shows
+_LOG = logging.getLogger("sglang.srt.kvtrie")  # a name shown by SGLang
 
 
 class KvtrieHiCache(HiCacheStorage):
-    """Pages of one rank on disk or in a shared store, by SGLang's hashes.
+    """Pages of a rank on disk or in a shared store, by SGLang's hashes.
 
     Args:
-        storage_config: SGLang's `HiCacheStorageConfig`; its `extra_config` has our keys.
-        kwargs: SGLang gives none.
+        storage_config: SGLang's `HiCacheStorageConfig`, with kvtrie's keys in `extra_config`.
+        kwargs: ignored. SGLang passes none.
 
     Raises:
         ConfigError: unknown keys, no path, or latent KV of several ranks on a disk.
@@ -63,7 +63,7 @@ class KvtrieHiCache(HiCacheStorage):
         warn(surface, version("sglang"))
         self._settings = PageSettings.read(storage_config.extra_config or {})
         ranks, on_disk = storage_config.tp_size, self._settings.store is None
-        # Of latent KV, SGLang writes the pages of one rank, which are those of all.
+        # SGLang writes latent KV on one rank only, because it is equal on all ranks.
         if storage_config.is_mla_model and ranks > 1 and on_disk:
             raise ConfigError(
                 f"latent KV of {ranks} ranks: SGLang writes it once, and one process at a time has "
@@ -71,21 +71,21 @@ class KvtrieHiCache(HiCacheStorage):
                 "by all ranks"
             )
         self._config = storage_config
-        self._host: dict[str, HostKVCache] = {}  # SGLang's pools by name, that of KV first
+        self._host: dict[str, HostKVCache] = {}  # SGLang's pools by name, KV first
         self._pools: dict[str, PoolPages] = {}
-        self._updated = False  # SGLang's memory may have KV of other weights than the pages
+        self._updated = False  # whether SGLang's memory may have KV of newer weights
         self.boundary = Boundary("the storage kvtrie", _LOG)
 
     def register_mem_pool_host(self, mem_pool_host: HostKVCache) -> None:
-        """Note the pool of KV."""
+        """Register the pool of KV."""
         super().register_mem_pool_host(mem_pool_host)
         self._host["kv"] = mem_pool_host
 
     def register_mem_host_pool_v2(self, host_pool: HostKVCache, host_pool_name: str) -> None:
-        """Note one of the pools of windows, states or an indexer.
+        """Register a pool of windows, states or an indexer.
 
         Raises:
-            ConfigError: a pool of another kind, or one that SGLang adds later.
+            ConfigError: an unknown kind of pool, or a pool added after the start.
         """
         name = str(host_pool_name)
         if name not in POOLS or (self._pools and name not in self._pools):
@@ -98,11 +98,11 @@ class KvtrieHiCache(HiCacheStorage):
         self._host[name] = host_pool
 
     def on_host_pools_registered(self) -> None:
-        """Open the pages: the pools say how large they are."""
+        """Open the pages, with sizes from the registered pools."""
         super().on_host_pools_registered()
-        # A size is that of the server.
+        # A size is for the whole server.
         ranks = max(self._config.tp_size, 1) * max(self._config.pp_size, 1)
-        weights = f"weights {identity()}"  # which all ranks ask for at once
+        weights = f"weights {identity()}"  # a collective call of all ranks
         opened = self._settings.open(
             {name: _size(self._config, name, pool, weights) for name, pool in self._host.items()},
             rank=self._config.pp_rank * max(self._config.tp_size, 1) + self._config.tp_rank,
@@ -114,7 +114,7 @@ class KvtrieHiCache(HiCacheStorage):
         watch(self)
 
     def _log_start(self, opened: dict[str, Pages], ranks: int, weights: str) -> None:
-        """Log the disk or store of a server once, as its first rank has it."""
+        """Log the disk or store of a server, with the data of its first rank."""
         path, pages = self._settings.path, opened["kv"]
         if isinstance(pages, KeyedDisk):
             kept, store = self._settings.kept, pages.store
@@ -138,7 +138,7 @@ class KvtrieHiCache(HiCacheStorage):
         log_startup(_LOG, line, startup_warnings([tier]))
 
     def weights_updated(self) -> None:
-        """Find and write nothing any more: other ranks' weights are not known here."""
+        """Disable the storage, because a rank cannot identify the updated weights of all ranks."""
         if not self._updated:
             _LOG.warning(
                 "kvtrie: weights were updated in place: the storage is off until a restart"
@@ -160,11 +160,11 @@ class KvtrieHiCache(HiCacheStorage):
         return self._pools[str(name)]
 
     def exists(self, key: str) -> bool:
-        """Whether a page is there."""
+        """Return whether a page is stored."""
         return self.batch_exists([key]) == 1
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:  # noqa: ANN401, ARG002 - SGLang's own
-        """Return the number of leading pages that are there."""
+        """Return the number of leading stored pages."""
         pages = self.pages
         with self.boundary.contained():
             return 0 if self._updated else pages.leading([key.encode() for key in keys])
@@ -176,7 +176,7 @@ class KvtrieHiCache(HiCacheStorage):
         target_location: torch.Tensor | None = None,
         target_sizes: Any = None,  # noqa: ANN401, ARG002 - SGLang's own
     ) -> torch.Tensor | None:
-        """A page, read into `target_location` and proved; None if it is not there or not whole."""
+        """Read a page into `target_location`. Return None if it is missing or damaged."""
         return self.batch_get([key], [target_location])[0]
 
     def batch_get(
@@ -185,7 +185,7 @@ class KvtrieHiCache(HiCacheStorage):
         target_locations: Sequence[torch.Tensor | None] | None = None,
         target_sizes: Any = None,  # noqa: ANN401, ARG002 - SGLang's own
     ) -> list[torch.Tensor | None]:
-        """Pages, as `get` gives each."""
+        """Read several pages, each as by `get`."""
         pages = self.pages
         if self._updated:
             return [None] * len(keys)
@@ -206,7 +206,7 @@ class KvtrieHiCache(HiCacheStorage):
         target_location: Any = None,  # noqa: ANN401, ARG002 - SGLang's own
         target_sizes: Any = None,  # noqa: ANN401, ARG002 - SGLang's own
     ) -> bool:
-        """Keep a page; whether it is there now."""
+        """Store a page. Return whether it is stored."""
         return value is not None and self.batch_set([key], [value])
 
     def batch_set(
@@ -216,7 +216,7 @@ class KvtrieHiCache(HiCacheStorage):
         target_locations: Any = None,  # noqa: ANN401, ARG002 - SGLang's own
         target_sizes: Any = None,  # noqa: ANN401, ARG002 - SGLang's own
     ) -> bool:
-        """Keep pages, in the order of their sequence; whether all are there now."""
+        """Store pages, in the order of their sequence. Return whether all are stored."""
         return all(self._write(keys, values or [], None))
 
     def batch_get_v1(
@@ -225,7 +225,7 @@ class KvtrieHiCache(HiCacheStorage):
         host_indices: torch.Tensor,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
-        """Read pages into SGLang's host memory of KV; which of them were there and whole."""
+        """Read pages into SGLang's host memory of KV. Return for each whether it was intact."""
         one = PoolTransfer(PoolName.KV, host_indices, keys=keys)
         return self.batch_get_v2([one], extra_info)[PoolName.KV]
 
@@ -235,7 +235,7 @@ class KvtrieHiCache(HiCacheStorage):
         host_indices: torch.Tensor,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
-        """Keep pages out of SGLang's host memory of KV; which of them are there now."""
+        """Store pages of SGLang's host memory of KV. Return for each whether it is stored."""
         one = PoolTransfer(PoolName.KV, host_indices, keys=keys)
         return self.batch_set_v2([one], extra_info)[PoolName.KV]
 
@@ -245,10 +245,10 @@ class KvtrieHiCache(HiCacheStorage):
         pool_transfers: list[PoolTransfer] | None = None,
         extra_info: HiCacheStorageExtraInfo | None = None,  # noqa: ARG002
     ) -> PoolTransferResult:
-        """Return how many leading pages can be restored, and all lengths at which it is possible.
+        """Return the number of restorable leading pages, and all restorable lengths.
 
-        A prefix of `n` pages needs all of them of KV and of a pool whose policy is `ALL_PAGES`, and
-        of one whose policy is `TRAILING_PAGES` the last `len(keys)` before its end.
+        A prefix needs all its pages of KV and of pools with the policy `ALL_PAGES`. Of pools with
+        the policy `TRAILING_PAGES`, it needs the last `len(keys)` pages before its end.
         """
         pages = self.pages
         if self._updated:
@@ -259,7 +259,7 @@ class KvtrieHiCache(HiCacheStorage):
             lengths = list(range(1, len(prefix) + 1))
             found: dict[str, int] = {PoolName.KV: len(prefix)}
             for transfer in pool_transfers or []:
-                # Groups of compressed pages are a second form of those of KV, and limit nothing.
+                # Groups of compressed pages are a second form of KV pages, and limit nothing.
                 if transfer.hit_policy == PoolHitPolicy.BLOCK_GROUPS:
                     continue
                 trailing = transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES
@@ -276,7 +276,7 @@ class KvtrieHiCache(HiCacheStorage):
         transfers: list[PoolTransfer],
         extra_info: HiCacheStorageExtraInfo | None = None,  # noqa: ARG002
     ) -> dict[str, list[bool]]:
-        """Read pages into SGLang's pools; for each pool which of them were there and whole."""
+        """Read pages into SGLang's pools. Return for each pool and page whether it was intact."""
         return {each.name: self._transfer(each, self._pool(each.name).read) for each in transfers}
 
     def batch_set_v2(
@@ -284,11 +284,11 @@ class KvtrieHiCache(HiCacheStorage):
         transfers: list[PoolTransfer],
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> dict[str, list[bool]]:
-        """Keep pages out of SGLang's pools; for each pool which of them are there now."""
+        """Store pages of SGLang's pools. Return for each pool and page whether it is stored."""
         before = getattr(extra_info, "prefix_keys", None)
         done: dict[str, list[bool]] = {}
         for each in transfers:
-            # The last pages of a window or a state do not follow those before them.
+            # The last pages of a window or a state do not follow the prefix pages.
             follows = before and each.hit_policy != PoolHitPolicy.TRAILING_PAGES
             after = before[-1] if before and follows else None
             done[each.name] = self._transfer(
@@ -299,7 +299,7 @@ class KvtrieHiCache(HiCacheStorage):
     def _transfer(
         self, transfer: PoolTransfer, copy: Callable[[list[str], torch.Tensor], list[bool]]
     ) -> list[bool]:
-        """Read or write the pages of one pool, unless they are those of other weights."""
+        """Read or write pages of a pool, unless the weights were updated in place."""
         keys, rows = transfer.keys or [], transfer.host_indices
         if not self._updated:
             with self.boundary.contained():
@@ -307,13 +307,13 @@ class KvtrieHiCache(HiCacheStorage):
         return [False] * len(keys)
 
     def clear(self) -> None:
-        """Remove all pages of a disk; of a shared store, forget what it has, and remove nothing."""
+        """Remove all pages of a disk. A shared store keeps its pages, but its index is dropped."""
         self.pages  # noqa: B018 - raises where there are none
         for pool in self._pools.values():
             pool.pages.clear()
 
     def close(self) -> None:
-        """Give the folder or store back. Closing twice does nothing."""
+        """Release the folder or store. Idempotent."""
         for pool in self._pools.values():
             pool.pages.close()
 
@@ -328,13 +328,13 @@ class KvtrieHiCache(HiCacheStorage):
 
 
 def _size(config: HiCacheStorageConfig, name: str, pool: HostKVCache, weights: str) -> PoolSize:
-    """A pool's pages; SGLang's hashes name tokens, salt and adapter, and not the form of bytes."""
+    """Return a pool's page size and the format of its bytes, not covered by SGLang's hashes."""
     page = pool.get_dummy_flat_data_page()
     ranks = {
         name: getattr(config, name)
         for name in ("tp_rank", "tp_size", "pp_rank", "pp_size", "attn_cp_rank", "attn_cp_size")
     }
-    # Latent KV is equal on all tensor-parallel ranks; each has a part of a state.
+    # Latent KV is equal on all tensor-parallel ranks. States are divided among ranks.
     if config.is_mla_model and name != "mamba":
         ranks |= {"tp_rank": 0, "tp_size": 1}
     which = "" if name == "kv" else f" of {name}"

@@ -1,4 +1,4 @@
-"""All that kvtrie uses of SGLang: module, class, and its methods, properties and fields."""
+"""SGLang modules, classes, methods, properties and fields used by kvtrie."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ OVERRIDDEN = {
         "clear",
     ),
 }
-"""Methods of our classes that SGLang calls, by the base that has them."""
+"""Methods of kvtrie's classes called by SGLang, by base class."""
 
 OURS: dict[tuple[str, str], tuple[str, str]] = {
     (f"{_CACHE}.radix_cache", "RadixCache"): ("kvtrie.engines.sglang.radix", "KvtrieRadixCache"),
     (_STORAGE, "HiCacheStorage"): ("kvtrie.engines.sglang.storage", "KvtrieHiCache"),
 }
-"""The classes of kvtrie that SGLang calls, by the base that they have."""
+"""kvtrie's classes called by SGLang, by base class."""
 
 USED: dict[tuple[str, str], tuple[str, ...]] = {
     **OVERRIDDEN,
@@ -297,4 +297,4 @@ CALLS: dict[tuple[str, str], dict[str, str]] = {
     ("sglang.srt.distributed.parallel_state", ""): {"get_world_group": ""},
     ("sglang.srt.runtime_context", ""): {"get_lora": "", "get_server_args": ""},
 }
-"""Arguments that kvtrie gives, by module and class, as `kvtrie.engines.server.signatures` reads."""
+"""Arguments passed by kvtrie, by module and class, for `kvtrie.engines.server.signatures`."""

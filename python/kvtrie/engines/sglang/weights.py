@@ -1,11 +1,10 @@
-"""Weights: the identity of what SGLang computes with, and word of every update in place.
+"""Weights: the identity of SGLang's weights, and notification of in-place updates.
 
-SGLang's storage lives in the process of the model, so the digest is taken there: of every parameter
-and buffer of the models whose attention keeps KV, draft models included, of the state of their
-modules, of the options that the server was started with, and of the files of the adapters that
-`--lora-paths` names. Adapters that are loaded later have random names in SGLang.
-Updates pass through methods of its weight updater, which are wrapped once per process.
-Invariant: all ranks have one identity, which changes with any bit of any rank.
+The digest is computed in the model's process. It covers all parameters and buffers of models with
+attention layers, draft models included, the state of their modules, the server's start options, and
+the adapter files of `--lora-paths`. Adapters loaded later have random names in SGLang. In-place
+updates use methods of SGLang's weight updater, wrapped once per process.
+Invariant: all ranks have the same identity. A change of any bit on any rank changes it.
 Cost: see `kvtrie.engines.identity.weights`, once at start; measured and logged.
 """
 
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["UPDATES", "Listener", "identity", "watch"]
 
-_LOG = logging.getLogger("sglang.srt.kvtrie")  # whose lines SGLang shows
+_LOG = logging.getLogger("sglang.srt.kvtrie")  # a name shown by SGLang
 _SILENT = ("_name_or_path", "architectures", "transformers_version", "use_cache")
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater"
 UPDATES = (
@@ -58,7 +57,7 @@ UPDATES = (
 
 
 class Listener(Protocol):
-    """An object that wants to know of updates."""
+    """An object to notify of updates."""
 
     def weights_updated(self) -> None:
         """Weights were, or may have been, updated in place."""
@@ -74,7 +73,7 @@ def identity() -> str:
     Raises:
         ConfigError: this process has no model, or an option has no canonical encoding.
     """
-    gc.collect()  # nothing of a model that was dropped
+    gc.collect()  # removes models no longer in use
     layers = [each for each in gc.get_objects() if issubclass(type(each), RadixAttention)]
     models = owners(layers)
     if not models:
@@ -112,7 +111,7 @@ def identity() -> str:
 
 
 def _arguments() -> object:
-    """SGLang's `ServerArgs`; None in a process without a server's settings."""
+    """Return SGLang's `ServerArgs`, None in a process without a server's settings."""
     try:
         return get_server_args()
     except ValueError:
@@ -120,7 +119,7 @@ def _arguments() -> object:
 
 
 def _adapters() -> bytes:
-    """Digest of the command line's adapters; random if one is not on this machine."""
+    """Return the digest of command-line adapters, random if an adapter is not on this machine."""
     hashed = hashlib.blake2b(digest_size=32)
     for adapter in _paths():
         folder = Path(adapter)
@@ -138,7 +137,7 @@ def _paths() -> list[str]:
 
 
 def watch(listener: Listener) -> None:
-    """Report updates to an object as long as it lives."""
+    """Report updates to an object while it is alive."""
     updater = getattr(import_module(_UPDATER), "SchedulerWeightUpdaterManager")  # noqa: B009 - not in typings
     for name in UPDATES:
         inner = getattr(updater, name)

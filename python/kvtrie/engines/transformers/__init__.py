@@ -1,20 +1,20 @@
-"""Models of transformers: `open` for a model with its tiers, and the caches that `generate` takes.
+"""Use kvtrie with transformers: `open` adds tiers to a model and makes caches for `generate`.
 
 ```text
 opening --> open_model
      |
    cache                                              decoder (fusion) --> fused_cache, weighing
      |
-     +--> admission --> cache_misses     leases of the prompts, and why tokens are computed
-     +--> passes --> layer_trial, trial --> guard, rope      a model, and what its passes must be
-     +--> batch                          the rows, and what they hold
-            +--> rows --> step           leases, and what a pass of them computes
+     +--> admission --> cache_misses     leases of the prompts, and causes of misses
+     +--> passes --> layer_trial, trial --> guard, rope      a model, and checks of its passes
+     +--> batch                          state of all rows
+            +--> rows --> step           leases, and the addresses of a pass
             +--> parts --> windows, states --> group_blocks     groups of layers after the first
             +--> arrival                 loads by layer during the first pass
-            +--> recovery --> mask       blocks that turned out damaged
+            +--> recovery --> mask       recomputation of missing tokens
 ```
 
-Invariant: with or without a cache of kvtrie a model gives the same tokens.
+Invariant: a model gives the same tokens with and without a kvtrie cache.
 """
 
 from kvtrie.engines.identity.fingerprint import fingerprint

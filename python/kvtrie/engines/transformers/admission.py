@@ -1,7 +1,7 @@
-"""Admission: from the prompts of a batch to rows with a lease each.
+"""Admission: acquires a lease for each prompt of a batch.
 
-Invariant: what raises leaves no lease but those in `rows`. Cost: a few calls into the manager per
-row, and the seconds that a shared store may take.
+Invariant: after an exception, all acquired leases are in `rows`. Cost: a few calls into the manager
+per row, and the time limit for a shared store.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["LOOKUP_S", "admit", "ask_store", "common_column", "unpadded"]
 
 LOOKUP_S = 0.05
-"""Seconds that opening a cache asks a shared store, by default."""
+"""Default time limit in seconds for a shared store when a cache is opened."""
 
 _NS = 1_000_000_000
 
@@ -40,7 +40,7 @@ def unpadded(
     """Return the rows of a batch without the padding on their left.
 
     Raises:
-        ConfigError: no rows of tokens, or padding elsewhere.
+        ConfigError: no rows of tokens, or padding that is not on the left.
     """
     if input_ids.ndim != 2 or not input_ids.numel():  # noqa: PLR2004 - rows and columns
         raise ConfigError(f"input_ids are {tuple(input_ids.shape)}: rows of tokens are wanted")
@@ -60,13 +60,13 @@ def unpadded(
 def ask_store(
     executor: Executor, prompts: Sequence[NDArray[np.int64]], scope: Scope | None, seconds: float
 ) -> None:
-    """Ask a shared store for prompts, all in some seconds; without one nothing happens.
+    """Prefetch prompts from a shared store, within a time limit. Does nothing without a store.
 
     Args:
         executor: carries out the moves of the tiers.
         prompts: tokens of each prompt.
         scope: the scope of their blocks.
-        seconds: after which it returns, with or without answers.
+        seconds: time limit for all prompts together.
     """
     end = executor.clock() + int(seconds * _NS)
     for prompt in prompts:
@@ -89,22 +89,23 @@ def admit(
     layerwise: bool,
     alone: bool,
 ) -> None:
-    """Acquire the leases of prompts, patiently, and count what is computed of them.
+    """Acquire a lease per prompt, with one retry each, and count the computed tokens.
 
     Args:
         executor: carries out the moves of the manager.
         prompts: the tokens of each row.
-        rows: takes the rows, each as soon as it has a lease.
-        columns: of the batch, which is padded on the left.
-        scope: whose KV.
+        rows: receives each row as soon as it has a lease.
+        columns: columns of the batch, left padding included.
+        scope: the scope of the blocks.
         sessions: the conversation of each row.
         reserve: tokens after each prompt to make room for.
-        load: as of `BlockManager.acquire`.
+        load: passed to `BlockManager.acquire`.
         layerwise: whether the loads wait for an `Arrival`.
-        alone: whether each row is computed from its own match on, and not from the shortest.
+        alone: whether each row is computed from the end of its match. Otherwise all rows are
+            computed from the end of the shortest match.
 
     Raises:
-        ConfigError: another number of sessions.
+        ConfigError: the number of sessions differs from the number of prompts.
         NoSpaceError: no room for the prompts and `reserve`.
     """
     if sessions is not None and len(sessions) != len(prompts):
@@ -131,20 +132,21 @@ def admit(
 
 
 def _claimed(executor: Executor, ask: Callable[..., Lease], *, now: int) -> Lease:
-    """A lease whose loads wait for an `Arrival`."""
+    """Acquire a lease with loads held back for an `Arrival`."""
     return executor.claims.acquire(partial(ask, now=now))
 
 
 def common_column(rows: Sequence[Row], matched: Sequence[int], states: States | None) -> int:
-    """Return the column that opening brings rows with windows or states to.
+    """Return the column up to which opening computes rows with windows or states.
 
-    It is the last border of each prompt that leaves a state, without states that of the longest
-    match, and no less than the padding of any row.
+    It is the last resume point of the prompts, or without states the end of the longest match. It
+    is at least the padding of each row. If passes over states are limited to one token, it is the
+    last column.
 
     Args:
         rows: the rows.
-        matched: tokens of the match of each.
-        states: recurrent states of the rows, if the model has some.
+        matched: matched tokens of each row.
+        states: recurrent states of the rows, None for a model without states.
     """
     if states is not None and states.stepwise:
         return rows[0].pad + len(rows[0].tokens) - 1

@@ -1,10 +1,11 @@
-"""Arrival: loads of a cache's rows, layer by layer during the first pass.
+"""Arrival: loads the blocks of a cache's rows layer by layer during the first pass.
 
-Blocks load by layer from memory. From a disk, which proves each layer, they do where the caller can
-compute a block that turns out damaged and where the lease awaits nothing but these loads: loads
-that wait for slots, or for those of other leases, are left to the executor. Other storages prove
-whole blocks. Holes that are computed inside a match need all layers of the tokens before them.
-Invariant: a layer that `wait` was called for is there for every row. Cost: as `LayerLoads`.
+Blocks in memory can load by layer. A disk verifies each layer, so its blocks can load by layer if
+the caller can recompute a damaged block and the lease waits only for its own loads. The executor
+keeps loads waiting for slots or for a load of a different lease. It also keeps loads from storages
+that verify whole blocks, and matches with holes, because computing a hole needs all layers of the
+tokens before it.
+Invariant: after `wait(layer)`, the layer is loaded for every row. Cost: as `LayerLoads`.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ __all__ = ["Arrival"]
 
 
 class Arrival:
-    """The loads of some leases, which were made by `Executor.claims`, on their way.
+    """Layerwise loads in flight, of leases made by `Executor.claims`.
 
     Args:
-        executor: whose leases.
-        leases: those that are not ready.
+        executor: the executor of the leases.
+        leases: leases with unfinished loads.
         disk: whether blocks come from a disk.
     """
 
@@ -53,24 +54,25 @@ class Arrival:
         """Return whether an executor's settings let a pass wait layer by layer.
 
         Raises:
-            ConfigError: the engine that is open on it has `blending`.
+            ConfigError: the executor's open engine has `blending`.
         """
         return LayerwiseEngine.of(executor).settings.use_layerwise
 
     @classmethod
     def of(cls, executor: Executor, leases: Sequence[Lease], *, disk: bool) -> Self | None:
-        """The loads of leases that can go by layer; None where none loads, or they cannot.
+        """Start the loads of leases layer by layer, if possible.
 
-        Those that cannot are left to the executor.
+        Returns None if no lease is loading, or if its loads cannot go by layer. The executor then
+        runs the loads.
 
         Args:
-            executor: whose leases.
-            leases: made by `Executor.claims`.
-            disk: whether blocks on a disk can.
+            executor: the executor of the leases.
+            leases: leases made by `Executor.claims`.
+            disk: whether blocks on a disk may load by layer.
         """
         late = [lease for lease in leases if not lease.ready()]
         able = all(_by_layer(executor, lease, Pool) for lease in leases)
-        # Loads that wait for a pass would keep others from what they bring.
+        # With a look-ahead, loads wait for the pass and would delay leases sharing the blocks.
         disk = not able and disk and LayerwiseEngine.of(executor).settings.look_ahead is None
         if disk:
             able = all(_by_layer(executor, lease, (Pool, DiskStorage)) for lease in leases)
@@ -82,10 +84,10 @@ class Arrival:
         return None
 
     def wait(self, layer: int) -> None:
-        """Before a layer computes: let the caller's stream wait for it, in every row.
+        """Make the caller's stream wait for a layer of all rows, before the layer computes.
 
         Raises:
-            TransferError: a row's layer does not come.
+            TransferError: a load of the layer has failed.
         """
         self._issue(layer)
         for loads in self._loads:
@@ -93,18 +95,18 @@ class Arrival:
         self._engine.load.wake()
 
     def read(self) -> None:
-        """After a layer is read: from a disk, block until that has ended on the GPU.
+        """Block until the GPU has read a layer, if blocks come from a disk.
 
-        A load that fails gives its slots back, from then on for others to write.
+        A failed load frees its slots, and a different lease may then overwrite them.
         """
         if self._disk:
             self._engine.current.synchronize()
 
     def finish(self) -> None:
-        """Block until all is there and nothing on its way.
+        """Block until all loads have ended.
 
         Raises:
-            TransferError: a row's loads do not come.
+            TransferError: a load has failed.
         """
         try:
             self.wait(self._engine.layers - 1)
@@ -114,7 +116,7 @@ class Arrival:
             self.abandon()
 
     def _issue(self, layer: int) -> None:
-        """Start the loads of a layer and of those ahead of it: by default all, in this order."""
+        """Start loads in layer order up to the look-ahead of a layer, or all by default."""
         ahead = self._engine.settings.look_ahead
         stop = self._engine.layers if ahead is None else layer + 1 + ahead
         for upper in range(stop):
@@ -122,18 +124,18 @@ class Arrival:
                 loads.issue(upper + 1)
 
     def abandon(self) -> None:
-        """Give back what has not come. Twice does nothing."""
+        """Return unfinished loads to the executor. Idempotent."""
         while self._loads:
             self._engine.end(self._loads.pop())
 
     def abandon_elsewhere(self) -> None:
-        """Abandon on another thread: garbage may be collected on the thread that is waited for."""
+        """Abandon on a new thread: `abandon` may wait for the thread running the collector."""
         threading.Thread(target=self.abandon, name="kvtrie-abandon", daemon=True).start()
 
 
 def _by_layer(executor: Executor, lease: Lease, kinds: type | tuple[type, ...]) -> bool:
-    """Whether nothing amid the match of a lease is computed, and all tiers are of these kinds."""
-    spans = lease.plan.spans  # of the first group; loads of others may be from other tiers
+    """Return whether a match has no holes, and all its tiers are of the given kinds."""
+    spans = lease.plan.spans  # of the first group. Later groups may load from different tiers
     tiers = executor.claims.tiers(lease).union(span.tier for span in spans)
     return all(span.action != "recompute" for span in spans) and all(
         isinstance(executor.pools[tier], kinds) for tier in tiers

@@ -1,7 +1,7 @@
-"""Batch: the rows of one cache and all that they hold, from opening to the commits of passes.
+"""Batch: the rows of a cache with their memory, from opening to the commits of passes.
 
-Each row has a lease; K and V of the first group of layers are in its blocks. Groups after the first
-are tensors, `Windows` and `States`, which a model with one group has not:
+Each row has a lease with the blocks of the first group of layers. Later groups are tensors,
+`Windows` and `States`. A model with a single group has neither.
 
 ```text
 match                       border of the prompt       pass of generate()
@@ -9,12 +9,12 @@ match                       border of the prompt       pass of generate()
  blocks and windows read     passes computed at opening  live windows and states
 ```
 
-Loads arrive layer by layer during the first pass. One that fails shortens a match or leaves a hole,
-and gives its slots back. The missing tokens are computed amid the pass, and the K and V that it has
-stored are stored again in the new slots.
-Invariant: a layer that `wait` was called for is in the slots of the step, in every row; bytes are
-written to the slots of a commit before it. Cost: as `Arrival`; the K and V of the first pass are
-kept until its end while loads arrive.
+Loads arrive layer by layer during the first pass. A failed load shortens a match or leaves a hole,
+and frees its slots. The missing tokens are then computed in the middle of the pass, and K and V
+already stored by the pass are written again to the new slots.
+Invariant: after the wait for a layer, it is in the slots of the step for every row. Bytes are
+written before their slots are committed. Cost: as `Arrival`. The K and V of the first pass are kept
+until its end while loads arrive.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ class Batch:
 
     Args:
         executor: carries out the loads.
-        pool: the memory of the first tier, of the first group of layers.
-        tried: what the layers of the model keep, if its groups are kept apart.
-        recovery: computes tokens that do not come.
+        pool: the memory of the first group of layers in the first tier.
+        tried: cache contents of each layer, None for a model with a single group.
+        recovery: computes the tokens of failed loads.
         compute: computes the only row of a batch, without padding, up to a token.
-        room: columns that the leases have room for from the start.
+        room: columns reserved in the leases at opening.
 
     Attributes:
         pool: as given, as is `recovery`.
-        rows: the sequences; a list that is changed in place.
-        past: columns that all rows hold.
-        parts: windows and states, of a model that has such layers.
-        arrivals: loads that arrive by layer; none after the first pass.
-        step: the addresses of the pass that runs; None between passes.
+        rows: the sequences, in a list changed in place.
+        past: columns held by all rows.
+        parts: windows and states, empty for a model with a single group.
+        arrivals: loads by layer, empty after the first pass.
+        step: the addresses of the running pass, None between passes.
     """
 
     def __init__(
@@ -97,12 +97,12 @@ class Batch:
         self._last = max(self._first[-1], self.parts.last)
 
     def window(self, layer: int) -> WindowLayer | None:
-        """The window of a layer; None for one without."""
+        """Return the window of a layer, None for a layer without a window."""
         windows = self.parts.windows
         return None if windows is None else windows.layers.get(layer)
 
     def over(self, rows: Sequence[Row]) -> Self:
-        """Return a batch of the same model over other rows, without a column."""
+        """Return a batch of the same model over the given rows, with no columns yet."""
         made = type(self)(
             self._executor,
             self.pool,
@@ -115,7 +115,7 @@ class Batch:
         return made
 
     def fork(self, made: Self) -> None:
-        """Make a batch without rows a fork of this one.
+        """Fork this batch into `made`, a batch without rows.
 
         Raises:
             NoSpaceError: no room for the last block of each row.
@@ -128,16 +128,16 @@ class Batch:
         made.past = self.past
 
     def select(self, sources: Sequence[int]) -> None:
-        """Go on from some rows, each any number of times, as `rows.select`."""
+        """Continue from the source rows, as `rows.select`."""
         self.arrive()
         self.rows[:] = select(self.rows, sources, self._executor.clock())
         self.parts.take([self.parts], [sources])
 
     def repeat(self, rows: int) -> None:
-        """Let every row go on as some neighbouring ones, so that there are as many as a pass has.
+        """Replace each row by adjacent copies, up to `rows` rows in all.
 
         Raises:
-            ConfigError: that is no multiple of them.
+            ConfigError: `rows` is not a multiple of the current number.
         """
         if rows % len(self.rows):
             raise ConfigError(f"a batch of {rows} does not continue {len(self.rows)} rows")
@@ -146,17 +146,17 @@ class Batch:
             self.select([row for row in range(len(self.rows)) for _ in range(times)])
 
     def cut(self, columns: int) -> None:
-        """Forget the last columns; there must be no windows and no states."""
+        """Remove the last columns. Not for a batch with windows or states."""
         self.arrive()
         self.past -= columns
         for at, row in enumerate(self.rows):
             self.rows[at] = row.cut(self.past, self._executor.clock())
 
     def load(self, *, disk: bool) -> bool:
-        """Begin the loads of the rows, by layer where that is possible; return whether it is.
+        """Start the loads of the rows layer by layer, if possible. Return whether it is.
 
         Args:
-            disk: whether blocks on a disk can be loaded by layer.
+            disk: whether blocks on a disk may load by layer.
         """
         self._expected = [row.lease.tokens for row in self.rows]
         arrival = Arrival.of(self._executor, [row.lease for row in self.rows], disk=disk)
@@ -165,13 +165,13 @@ class Batch:
         return arrival is not None
 
     def open(self, *, layerwise: bool, disk: bool) -> None:
-        """Begin with the matches of the rows, after waiting for what is not loaded by layer.
+        """Open the rows at their matches, after all loads except layerwise loads.
 
-        Rows with windows or states are computed up to a common column, each by itself.
+        Rows with windows or states are computed separately, up to a common column.
 
         Args:
             layerwise: whether the loads were claimed.
-            disk: as of `load`.
+            disk: as for `load`.
         """
         rows = self.rows
         if not self.parts:
@@ -184,7 +184,7 @@ class Batch:
             alone = [self.over([replace(row, pad=0)]) for row in rows]
         try:
             for one in alone:
-                one._meet(layerwise=layerwise)  # noqa: SLF001 - one of its kind
+                one._meet(layerwise=layerwise)  # noqa: SLF001 - same class
             column = common_column(rows, [one.past for one in alone], self.parts.states)
             for at, (one, row) in enumerate(zip(alone, rows, strict=True)):
                 self._compute(one, column - row.pad)
@@ -200,7 +200,7 @@ class Batch:
             self.past = column
 
     def _meet(self, *, layerwise: bool) -> None:
-        """Begin with the match of the only row, without padding."""
+        """Open the only row, without padding, at its match."""
         (row,) = self.rows
         if layerwise and self.load(disk=True):
             self.past = self._expected[0]
@@ -222,18 +222,18 @@ class Batch:
             row.reserve(self._executor, end)
 
     def forget(self) -> None:
-        """Forget the pass that runs: no layer has its K and V."""
+        """Drop the state of the running pass."""
         self.step, self._new = None, []
 
     def begin(self, ids: torch.Tensor | None) -> None:
-        """Begin a pass: know its tokens, have room for them, know where they go.
+        """Begin a pass: check its tokens, reserve slots and compute addresses.
 
         Args:
-            ids: int64 `(rows, queries)`, the tokens; None if they are not known.
+            ids: int64 `(rows, queries)`, the tokens, None if unknown.
 
         Raises:
-            ConfigError: tokens that do not continue a prompt, or are not known.
-            NoSpaceError: there is no room; the pass may be tried again later.
+            ConfigError: the tokens do not continue the prompts, or are unknown.
+            NoSpaceError: there is no room. The pass may be tried again later.
             TransferError: tokens of a row were lost.
         """
         if ids is None:
@@ -255,10 +255,10 @@ class Batch:
     def store(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store K and V of a layer of the pass, which waits for the layer while loads arrive.
+        """Store K and V of a layer, after waiting for its loads.
 
         Returns:
-            K and V of the layer at all columns that the pass sees.
+            K and V of the layer at all columns visible to the pass.
         """
         if self.step is None:
             raise ConfigError(_OTHER)
@@ -274,13 +274,13 @@ class Batch:
         seen = self.step.read(index)
         for arrival in self.arrivals:
             arrival.read()
-        # A load that failed has freed its slots for other leases: the row has new ones to read.
+        # A failed load has freed its slots for other leases, so read from the row's new slots.
         if self._made_up():
             seen = self.step.read(index)
         return seen
 
     def commit(self) -> None:
-        """End the pass: its KV is written, so its tokens count."""
+        """End the pass and commit its tokens."""
         if self.step is None:
             return
         self.arrive()
@@ -297,10 +297,10 @@ class Batch:
         self._executor.poll()
 
     def arrive(self) -> None:
-        """Block until all is there and nothing on its way, before anything but a first pass.
+        """Block until all loads have ended. Needed before any operation except the first pass.
 
         Raises:
-            TransferError: loads do not come.
+            TransferError: a load has failed, and its tokens cannot be computed.
         """
         if self.arrivals:
             self._wait(self._last)
@@ -311,7 +311,7 @@ class Batch:
             self.arrivals.pop().finish()
 
     def release(self) -> None:
-        """Hold nothing any more."""
+        """Release all leases, and abandon loads on a new thread."""
         for arrival in self.arrivals:
             arrival.abandon_elsewhere()
         for row in self.rows:
@@ -319,15 +319,15 @@ class Batch:
         self.rows.clear()
 
     def abandon(self) -> None:
-        """Leave what has not come to the executor."""
+        """Return unfinished loads to the executor."""
         while self.arrivals:
             self.arrivals.pop().abandon()
 
     def _wait(self, layer: int) -> None:
-        """Wait for a layer; what does not come is computed amid the pass.
+        """Wait for a layer, and compute the tokens of failed loads.
 
         Raises:
-            TransferError: a load does not come, and the model cannot compute single tokens.
+            TransferError: a load has failed, and the model cannot compute single tokens.
         """
         try:
             for arrival in self.arrivals:
@@ -336,7 +336,7 @@ class Batch:
             self._make_up(error)
 
     def _settle(self, part: Windows | States, layer: int) -> None:
-        """Read the window or the states of a layer, once the layer has come."""
+        """Read the window or the states of a layer, after waiting for its loads."""
         if layer in part.late:
             self._wait(layer)
         if layer in part.late:  # otherwise they were computed
@@ -350,7 +350,7 @@ class Batch:
             part.late.pop(layer, None)
 
     def _made_up(self) -> bool:
-        """Compute what loads that have failed did not bring; return whether there were any."""
+        """Compute the tokens of failed loads. Return whether a load has failed."""
         if not self._shrunk():
             return False
         if self.parts:
@@ -360,7 +360,7 @@ class Batch:
         return True
 
     def _make_up(self, error: TransferError) -> None:
-        """Compute what does not come, and store again what the pass has stored so far."""
+        """Compute missing tokens, and write the K and V stored by this pass again."""
         self.abandon()
         columns = self.past if self.step is None else self.step.keys
         if self.parts:
@@ -369,18 +369,18 @@ class Batch:
             self.recovery.fill(self.rows)
             self.recovery.extend_all(self.rows, self._expected, columns, error)
         if self.step is not None:
-            # What the pass has stored so far is of slots that the leases had before.
+            # So far the pass has written to slots no longer held by the leases.
             self.step = step_of(self.rows, self.pool, self.past, columns - self.past)
             for at, keys, values in self._new:
                 self.step.write(at, keys, values)
 
     def _compute_match(self, error: TransferError, columns: int) -> None:
-        """Compute what the match of the only row lost, and make room for columns of the pass.
+        """Compute the lost part of the only row's match, and reserve columns for the pass.
 
-        Layers that the pass has not reached go on with the windows and states of that.
+        Layers not yet reached by the pass continue with windows and states from this computation.
         """
         one = self.over(self.rows)
-        one._meet(layerwise=False)  # noqa: SLF001 - one of its kind
+        one._meet(layerwise=False)  # noqa: SLF001 - same class
         self.recovery.recovered += self.past - one.past
         self._compute(one, self.past)
         self.rows[:] = one.rows
@@ -391,9 +391,9 @@ class Batch:
             raise TransferError(f"{error}; the match is shorter now: open another") from error
 
     def _shrunk(self) -> bool:
-        """Whether a load has failed, so that a match is shorter or has a hole.
+        """Return whether a failed load has shortened a match or left a hole.
 
-        Any thread may report that: addresses that were taken before this says no are right.
+        Any thread may report a failure. Addresses taken before this returns False are valid.
         """
         pairs = zip(self.rows, self._expected, strict=True) if self.arrivals else ()
         leases = [(row.lease, expected) for row, expected in pairs]

@@ -1,15 +1,15 @@
-"""KvtrieCache: a transformers `Cache` whose KV lives in the blocks of a shared manager.
+"""KvtrieCache: a transformers `Cache` with its KV in the blocks of a shared manager.
 
-It goes wherever transformers takes a cache: `model.generate(..., past_key_values=cache)` and the
-plain forward. Opening one looks the prompts up, waits for what is loaded, computes what was
-evicted inside them; the caller then computes the rest, as with any filled cache. If all blocks
-come from memory or a disk, the first pass waits for each layer.
+It works wherever transformers takes a cache: `model.generate(..., past_key_values=cache)` and the
+plain forward. Opening a cache looks up the prompts, waits for loads and computes tokens evicted
+inside a match. The caller then computes the rest, as with any filled cache. If all blocks come from
+memory or a disk, the first pass waits for each layer.
 
-Invariants: column `c` of row `b` is token `c - pad[b]` of that row; the leases hold every token
-whose KV was written by a finished pass, and nothing else; what was computed from more than tokens
-is refused before it is held.
-Cost: per pass and layer one scatter of the new tokens and one gather of all; per pass one call
-into the manager and row. What the rows hold is in `batch.py`.
+Invariants: column `c` of row `b` is token `c - pad[b]` of the row. The leases hold exactly the
+tokens with KV written by a finished pass. KV computed from more than tokens is refused before it is
+stored.
+Cost: per pass and layer one scatter of the new tokens and one gather of all tokens. Per pass and
+row one call into the manager. `batch.py` has the state of the rows.
 """
 
 from __future__ import annotations
@@ -52,47 +52,47 @@ __all__ = ["KvtrieCache"]
 
 
 class KvtrieCache(Cache):
-    """The KV of a batch of sequences, held by one lease each.
+    """KV of a batch of sequences, with one lease per row.
 
-    Rows of different lengths are padded on the left. A batch that is a multiple of the rows (beam
-    search, several returned sequences) makes each row fork when its first pass comes. A pass that
-    gives whole rows from position 0 on, as assisted generation begins, computes what the cache
-    lacks. A pass of several tokens over cached states is split where blocks end; its output is then
-    that of the part after the last split. With windows or states, what takes tokens back (`crop`,
-    assisted generation) is refused: no state is rolled back. KV is found again by tokens, so a pass
-    must depend on nothing else: a model in training mode, gradients, autocast, given positions or
-    masks, and every argument that is not known to be harmless are refused.
+    Rows of different lengths are padded on the left. A pass with a multiple of the rows (beam
+    search, several returned sequences) forks each row. A pass over whole rows from position 0, as
+    at the start of assisted generation, computes only columns missing in the cache. A pass of
+    several tokens over cached states is split at block ends, and returns the output of its last
+    part. With windows or states, taking tokens back (`crop`, assisted generation) is refused,
+    because states cannot be rolled back. KV is looked up by tokens, so a pass must depend on
+    nothing else. Training mode, gradients, autocast, custom positions or masks, and all arguments
+    not known to be harmless are refused.
 
     Args:
-        model: the model that will run, in evaluation mode; a hook on it passes the cache the
-            tokens of each pass.
-        executor: carries out the moves of the manager that is shared.
+        model: the model to run, in evaluation mode. A hook on it passes the tokens of each pass to
+            the cache.
+        executor: carries out the moves of the shared manager.
         input_ids: int64 `(batch, columns)`, the prompts.
-        attention_mask: `(batch, columns)`, 0 before each row's first token; None for no padding.
-        reserve: tokens after each prompt to make room for at once; otherwise room grows with
+        attention_mask: `(batch, columns)`, 0 before each row's first token. None for no padding.
+        reserve: tokens after each prompt to make room for at once. Otherwise room grows with
             every pass, and a full tier may stop a generation midway.
-        scope: whose KV may be shared. If RoPE changes beyond some length, the KV of longer
-            batches gets a separate scope; with windows or states there are no holes.
+        scope: the scope for sharing KV. If RoPE changes beyond some length, the KV of longer
+            batches gets a separate scope. With windows or states there are no holes.
         sessions: the conversation of each row, for retention.
-        use_layerwise: let the first pass wait layer by layer for what is loaded from memory or
-            read from a disk; otherwise opening waits for all of it, as for what is read from a
-            shared store and where something amid a match is computed. Passes that opening runs for
-            states wait layer by layer, too.
-        lookup_s: seconds that opening asks a shared store for the prompts, if the last tier is one.
-        events: a publisher of the manager's blocks that each pass pumps, or an endpoint, as
-            `tcp://127.0.0.1:5557`, where this cache publishes them until it is closed; None
+        use_layerwise: let the first pass wait layer by layer for loads from memory or disk.
+            Otherwise opening waits for all loads. Opening also waits for loads from a shared store,
+            and if tokens inside a match must be computed. Passes run by opening, to compute states,
+            wait layer by layer, too.
+        lookup_s: time limit in seconds for looking up the prompts in a shared store, if the last
+            tier is a store.
+        events: a publisher of the manager's blocks, pumped after each pass, or an endpoint, as
+            `tcp://127.0.0.1:5557`, where this cache publishes blocks until it is closed. None
             publishes nothing.
 
     Attributes:
-        scope: whose KV the rows share: the given scope, with what RoPE adds to it.
+        scope: the scope of the rows: the given scope, extended for RoPE, windows and states.
 
     Raises:
-        ConfigError: padding elsewhere than on the left, a model whose KV the pool cannot hold or
-            depends on more than tokens (a forward hook that is not kvtrie's, transformers' or
-            accelerate's among them), or another model than the one whose KV the manager keeps; see
-            `fingerprint`.
+        ConfigError: padding that is not on the left, a model with KV that the pool cannot hold or
+            that depends on more than tokens (for example by a forward hook not from kvtrie,
+            transformers or accelerate), or a model different from the manager's. See `fingerprint`.
         NoSpaceError: the prompts and `reserve` do not fit next to the blocks in use.
-        TransferError: a move that the prompts await cannot be carried out.
+        TransferError: a move needed by the prompts cannot be carried out.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class KvtrieCache(Cache):
 
     @classmethod
     def _over(cls, executor: Executor, passes: Passes, batch: Batch) -> Self:
-        """A cache over rows of a batch."""
+        """Return a cache over the rows of a batch."""
         made = object.__new__(cls)
         Cache.__init__(made, layers=[])
         made._executor, made._passes, made._ids = executor, passes, None
@@ -166,16 +166,16 @@ class KvtrieCache(Cache):
             try:
                 passes.run(row.tokens[start:upto], start, cache)
             finally:
-                cache._life.leave()  # noqa: SLF001 - one of its kind
+                cache._life.leave()  # noqa: SLF001 - same class
 
     def __copy__(self) -> Self:
-        """A copy shares no rows, or one would grow under the other."""
+        """Fork, as `deepcopy`: two caches must not grow the same rows."""
         return self.__deepcopy__({})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Fork the cache: a copy of the same rows, which goes on by itself and is closed by itself.
+        """Fork the cache. The fork continues separately and must be closed separately.
 
-        Blocks are shared up to what either one writes. Not in the midst of a pass.
+        The caches share blocks until either of them writes. Not allowed during a pass.
 
         Raises:
             ClosedError: the cache is closed.
@@ -186,7 +186,7 @@ class KvtrieCache(Cache):
         batch = self._batch.over(())
         memo[id(self)] = made = self._over(self._executor, self._passes, batch)
         made.scope = self.scope
-        made._events = self._events  # noqa: SLF001 - one of its kind
+        made._events = self._events  # noqa: SLF001 - same class
         try:
             self._batch.fork(batch)
         except BaseException:
@@ -215,16 +215,16 @@ class KvtrieCache(Cache):
 
     @property
     def recovered(self) -> int:
-        """Tokens within a match that were computed.
+        """Number of matched tokens computed instead of loaded.
 
-        They had been dropped, or did not come, or the plan found that sooner than loading them.
+        They were evicted, failed to load, or were faster to compute than to load.
         """
         return self._batch.recovery.recovered
 
     def close(self) -> None:
-        """Release every lease; the blocks stay cached. Closing twice does nothing.
+        """Release every lease. The blocks stay cached. Idempotent.
 
-        A cache that is dropped without it is closed when it is collected.
+        A cache dropped without `close` is closed by garbage collection.
         """
         used = [lease.handles for lease in self.leases if lease.state == "active"]
         try:
@@ -245,16 +245,16 @@ class KvtrieCache(Cache):
         *_: object,
         **__: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new K, V `(batch, heads, queries, dim)` of a layer; return those that it sees.
+        """Store new K, V `(batch, heads, queries, dim)` of a layer. Return its visible K, V.
 
         Raises:
             ClosedError: the cache is closed.
-            ConfigError: tokens that do not continue the prompts, a pass of another model, K and V
-                that await gradients or that the first tier does not hold as they are, a model whose
-                weights or adapters have changed.
-            NoSpaceError: no room for the new tokens; the pass may be tried again later.
-            TransferError: a load of the first pass does not come, and the model cannot compute
-                single tokens.
+            ConfigError: the tokens do not continue the prompts, a different model runs, K and V
+                require gradients or differ from the first tier's format, or the model's weights or
+                adapters have changed.
+            NoSpaceError: no room for the new tokens. The pass may be tried again later.
+            TransferError: a load of the first pass has failed, and the model cannot compute single
+                tokens.
         """
         self._open()
         if self._batch.window(layer_idx) is None:
@@ -265,13 +265,13 @@ class KvtrieCache(Cache):
 
     @as_is
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - all layers hold the same
-        """Columns that the cache holds, padding included."""
+        """Return the number of cached columns, padding included."""
         self._open()
         return self._batch.past
 
     @as_is
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Number of keys that a pass over `query_length` columns sees, and the first of them."""
+        """Return the number of keys visible to `query_length` columns, and their first index."""
         self._open()
         past, window = self._batch.past, self._batch.window(layer_idx)
         seen = past if window is None else window.visible(past)
@@ -279,7 +279,7 @@ class KvtrieCache(Cache):
 
     @property
     def is_compileable(self) -> bool:
-        """False: the tensors of a cache that grows have no fixed addresses."""
+        """False: the tensors of a growing cache have no fixed addresses."""
         return False
 
     @as_is
@@ -288,10 +288,10 @@ class KvtrieCache(Cache):
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last `-tokens_to_remove` columns: transformers gives a negative number.
+        """Remove the last `-tokens_to_remove` columns. transformers passes a negative number.
 
         Raises:
-            ConfigError: the cache has fewer, or it has windows or states.
+            ConfigError: the cache has fewer columns, or has windows or states.
         """
         self._open()
         if self._batch.parts and tokens_to_remove:
@@ -306,7 +306,7 @@ class KvtrieCache(Cache):
             self._batch.cut(-tokens_to_remove)
 
     def activate_past_recording(self) -> None:
-        """Refuse what takes tokens back where that is not possible.
+        """Refuse assisted generation, which takes tokens back, with windows or states.
 
         Raises:
             ConfigError: the cache has windows or states.
@@ -318,28 +318,28 @@ class KvtrieCache(Cache):
             )
 
     def reset(self) -> None:
-        """Forget all columns of this batch; what is cached for others stays."""
+        """Remove all columns of this batch. The blocks stay cached."""
         self._open()
         self.crop(-self._batch.past)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Continue row `i` of the batch from what row `beam_idx[i]` was."""
+        """Continue row `i` of the batch from the former row `beam_idx[i]`."""
         self._open()
         self._batch.select(beam_idx.cpu().numpy().tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Let every row go on as `repeats` neighbouring ones."""
+        """Replace each row by `repeats` adjacent copies."""
         self._open()
         self._batch.repeat(repeats * len(self._batch.rows))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep the rows at `indices` (or where it is True), release the others."""
+        """Keep the rows at `indices` (or where it is True), and release the rest."""
         self._open()
         rows = np.arange(len(self._batch.rows))
         self._batch.select(rows[indices.cpu().numpy()].tolist())
 
     def _begin_life(self, batch: Batch) -> None:
-        """Look at the passes of the model from now on, until the cache ends."""
+        """Hook into the passes of the model until the cache ends."""
         self._batch, self.layers = batch, batch.parts.layers
         entry, release = self._passes.entry, batch.release
         self._life = Life(self, entry, self._before, self._after, release=release)
@@ -347,8 +347,8 @@ class KvtrieCache(Cache):
     def _before(
         self, entry: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Before a pass of the model: if it is one with this cache, look at it, note its tokens."""
-        # torch gives none to a hook that another thread adds or removes during this thread's pass.
+        """Check a pass with this cache, and note its tokens, as a pre-hook of the model."""
+        # torch passes none if a concurrent thread adds or removes the hook during the pass.
         if kwargs is None:
             return None
         given = named(entry, args, kwargs)
@@ -362,7 +362,7 @@ class KvtrieCache(Cache):
                     "a pass over the KvtrieCache ended amid its layers: open another for the "
                     "prompts"
                 )
-        batch.forget()  # a pass that did not come to its end
+        batch.forget()  # an earlier pass that was not completed
         seen = self._passes.check(given, batch.past, [row.pad for row in batch.rows])
         if seen.repeats:
             check_repeated(batch.rows, seen.ids[:, : seen.repeats])
@@ -372,7 +372,7 @@ class KvtrieCache(Cache):
         return ((), remainder(given, skipped)) if skipped else None
 
     def _split(self, entry: torch.nn.Module, given: dict[str, Any], ids: torch.Tensor) -> int:
-        """Begin a pass after running all its parts but the last; return the columns of those."""
+        """Run all parts of a pass except the last, and begin the last. Return the columns run."""
         batch, start = self._batch, self._batch.past
         end = start + ids.shape[1]
         batch.repeat(len(ids))
@@ -394,7 +394,10 @@ class KvtrieCache(Cache):
         kwargs: dict[str, Any],
         output: object = None,
     ) -> None:
-        """After a pass; without keyword arguments, as `_before`, `kwargs` is the output."""
+        """Commit a pass with this cache, as a hook of the model.
+
+        If torch passes no keyword arguments, as in `_before`, `kwargs` is the output.
+        """
         if output is not None and named(entry, args, kwargs).get("past_key_values") is self:
             self._batch.commit()
             self._ids = None
@@ -417,7 +420,7 @@ class KvtrieCache(Cache):
             raise ClosedError("the KvtrieCache is closed: open another for the same prompts")
 
     def _begin(self, batch: int, queries: int) -> None:
-        """Before the first layer: look at the model, and begin the pass with its tokens."""
+        """Check the model, and begin the pass with its tokens, before the first layer."""
         self._passes.require_same()
         self._batch.repeat(batch)
         seen = self._ids is not None and self._ids.shape == (batch, queries)

@@ -1,7 +1,7 @@
-"""Computed prompt tokens of `KvtrieCache` by cause, counted for its executor.
+"""Count the computed prompt tokens of `KvtrieCache` by cause, per executor.
 
-Invariant: each token that the rows of a cache compute is counted once, with the cause that it had
-before the rows held anything. Cost: two lookups per row, and what `MissCounter` costs.
+Invariant: each token computed by a row is counted once, with its cause before the row acquired its
+lease. Cost: two lookups per row, and the cost of `MissCounter`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOCK = threading.Lock()
 
 
 def counter_of(executor: Executor) -> MissCounter:
-    """Return the counter of an executor, which counts into its `missed_tokens`."""
+    """Return the counter for an executor's `missed_tokens`."""
     with _LOCK:
         found = _COUNTERS.get(executor)
         if found is None:
@@ -41,13 +41,13 @@ def counter_of(executor: Executor) -> MissCounter:
 def explain_prompt(
     executor: Executor, prompt: NDArray[np.int64], scope: Scope | None, session: str | None
 ) -> Explained | None:
-    """Explain a prompt before its lease is acquired.
+    """Find the cause of a prompt's misses, before its lease is acquired.
 
     Args:
         executor: the executor of the tiers.
         prompt: the tokens.
-        scope: whose KV.
-        session: the conversation that it belongs to.
+        scope: the scope of the blocks.
+        session: the conversation of the prompt.
     """
     now = executor.clock()
     found = executor.manager.lookup(prompt, now=now, scope=scope).tokens
@@ -58,14 +58,14 @@ def explain_prompt(
 def count_row(
     executor: Executor, explained: Explained | None, lease: Lease, start: int, end: int
 ) -> None:
-    """Count the tokens that a row computes: all from `start` on, and the holes before it.
+    """Count the computed tokens of a row: all from `start` on, and the holes before it.
 
     Args:
         executor: the executor of the tiers.
-        explained: the answer of `explain_prompt`.
+        explained: the result of `explain_prompt`.
         lease: the lease of the row.
-        start: the first token that the first pass of the model computes.
-        end: tokens of the prompt.
+        start: the first token of the model's first pass.
+        end: number of tokens of the prompt.
     """
     holes = lease.plan.recompute()
     holes = holes[holes < start]

@@ -1,10 +1,10 @@
-"""Calibration: how far next tokens move when the KV of a prefix comes back in another format.
+"""Calibration: measures how the KV format of a prefix changes next-token distributions.
 
-Each prompt's prefix, but for its `native_last` tokens, is stored in a host tier of the format and
-dropped from the first tier, but for the blocks of its `native_first` tokens; the rest of the prompt
-is computed after it. Its next-token distributions are compared with those after the same prefix in
-the model's own format.
-Invariant: all formats see the same tokens and positions, all that was stored comes from the host
+The prefix of each prompt, except its last `native_last` tokens, is stored in a host tier of the
+format. It is then dropped from the first tier, except the blocks of its first `native_first`
+tokens, and the rest of the prompt is computed after it. The next-token distributions are compared
+with the same computation in the model's own format.
+Invariant: all formats see the same tokens and positions, every dropped block comes from the host
 tier, and at least one block of each prompt comes back in the format. Cost: per format and prompt
 one pass over the prompt, and the KV of one prompt in two tiers.
 """
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 
 __all__ = ["FormatCost", "calibrate", "document", "prompts_of"]
 
-_PREFIX = 4  # of so many parts of a prompt, the last one is computed after the others
+_PREFIX = 4  # equal parts of a prompt. All parts except the last are the prefix
 _BF16 = 2
-_ANY_COST_NS = 1e9  # computing is so expensive that all of the prefix is loaded
+_ANY_COST_NS = 1e9  # high enough to load the whole prefix instead of computing it
 
 
 @dataclass(frozen=True, slots=True)
 class FormatCost:
-    """The cost of a format.
+    """Loss of accuracy and block size of a KV format.
 
     Attributes:
-        kl_mean: mean KL divergence of next tokens from those of the native format, in nats.
-        kl_p99: its 99th percentile over positions.
-        top1: share of positions whose most likely token is the same.
+        kl_mean: mean KL divergence of next tokens from the native format, in nats.
+        kl_p99: 99th percentile of the KL divergence over positions.
+        top1: share of positions with the same most likely token.
         block_bytes: bytes of a block.
-        of_bf16: those bytes, relative to bfloat16's.
-        tokens: tokens of all prompts whose KV came back in the format.
+        of_bf16: `block_bytes` as a share of a bfloat16 block.
+        tokens: tokens of all prompts with KV loaded back in the format.
     """
 
     kl_mean: float
@@ -60,7 +60,7 @@ class FormatCost:
 
 
 def prompts_of(tokens: Sequence[int], length: int, most: int) -> list[torch.Tensor]:
-    """Cut tokens into at most `most` prompts of a length; a shorter one if there are no more.
+    """Cut a text into at most `most` prompts of `length` tokens, or one shorter prompt.
 
     Args:
         tokens: tokens of a text.
@@ -68,7 +68,7 @@ def prompts_of(tokens: Sequence[int], length: int, most: int) -> list[torch.Tens
         most: the number of prompts.
 
     Raises:
-        ConfigError: a length below 64, or a text below it.
+        ConfigError: `length` or the text has fewer than 64 tokens.
     """
     whole("tokens of a prompt", length, 64, 2**20)
     whole("prompts", most, 1, 2**20)
@@ -90,18 +90,18 @@ def calibrate(
     """Return the cost of each format on prompts.
 
     Args:
-        model: the model, on the device where it runs.
+        model: the model, on its device.
         prompts: token ids, `(1, tokens)` each.
         block_tokens: tokens per block.
-        native_last: tokens at the end of a prefix that are computed instead of loaded, so that they
-            keep the model's format.
-        native_first: tokens at the start of a prefix whose blocks keep the model's format: they
+        native_last: tokens at the end of a prefix to compute instead of load, so they keep the
+            model's format.
+        native_first: tokens at the start of a prefix to keep in the model's format. Their blocks
             stay in the first tier.
         on_step: called with the name of a format before it is measured.
 
     Raises:
-        ConfigError: no prompts; a prompt of which no block would come back in a format, as below
-            two blocks; a model whose KV no tier holds in a format.
+        ConfigError: no prompts, a prompt without any block to load in a format (below two blocks,
+            for example), or a model with KV that no tier can hold in a format.
     """
     if not prompts:
         raise ConfigError("prompts is empty, at least one wanted")
@@ -140,10 +140,10 @@ def document(
     native_last: int = 0,
     native_first: int = 0,
 ) -> dict[str, Any]:
-    """Return what `calibration.json` has: the costs, and the model and tokens they are of.
+    """Return the contents of `calibration.json`: the costs, the model and the number of tokens.
 
-    Engines that load weights in their own way know them by the digest of their files, `checkpoint`;
-    it is None if the model came from no files.
+    `checkpoint` is the digest of the weight files, for engines with their own weight loader. It is
+    None for a model not loaded from files.
     """
     name = getattr(model, "name_or_path", "")
     files = checkpoint_digest(name, None, None) if name else None
@@ -165,15 +165,15 @@ def _layer_bytes(shape: ModelShape, layout: Layout, block_tokens: int) -> tuple[
 
 
 def _whole_prefix(length: int, block_tokens: int) -> int:
-    """Blocks of a prompt that are stored, or computed after them for `native_last`."""
+    """Return the blocks of a prompt's prefix, including any part computed for `native_last`."""
     return length // block_tokens * (_PREFIX - 1) // _PREFIX
 
 
 def _prefix(length: int, block_tokens: int, native_last: int, kept: int) -> int:
-    """Blocks of a prompt that are stored.
+    """Return the number of stored blocks of a prompt.
 
     Raises:
-        ConfigError: none of them would come back in a format.
+        ConfigError: no stored block would come back in a format.
     """
     prefix = (_whole_prefix(length, block_tokens) * block_tokens - native_last) // block_tokens
     if prefix > kept:
@@ -198,9 +198,9 @@ def _after_prefix(
     prefix: int,
     kept: int,
 ) -> torch.Tensor:
-    """Log-probabilities of next tokens after a prefix that came back from a tier in a layout.
+    """Return log-probabilities of next tokens after a prefix loaded from a tier in `layout`.
 
-    The first `kept` of its `prefix` blocks do not leave the first tier.
+    The first `kept` of its `prefix` blocks stay in the first tier.
     """
     blocks, whole_prefix = ids.shape[1] // block_tokens, _whole_prefix(ids.shape[1], block_tokens)
     ids = ids.to(model.device)
@@ -232,7 +232,7 @@ def _compare(
     pairs = list(zip(native, rows, strict=True))
     apart = torch.cat([(mine.exp() * (mine - other)).sum(-1) for mine, other in pairs])
     same = torch.cat([mine.argmax(-1) == other.argmax(-1) for mine, other in pairs])
-    apart = apart.clamp(min=0).double()  # rounding can go below
+    apart = apart.clamp(min=0).double()  # rounding can give negative values
     return FormatCost(
         kl_mean=float(apart.mean()),
         kl_p99=float(apart.quantile(0.99)),

@@ -1,10 +1,10 @@
 """Decoder: a transformers decoder with rotary positions, driven one layer at a time.
 
-What `kvtrie.fuse` computes with. The model's own modules run, with masks, positions and K, V that
-are given to each layer; nothing of an architecture is written again here, so what a model does
-otherwise shows where its passes are compared with its own (`kvtrie.fuse.gate`).
-Invariant: a pass reads and writes no K or V but through `merge`. Cost: that of the layers that run;
-tables and masks are made once per set of positions.
+`kvtrie.fuse` computes with it. Each layer runs the model's own modules with given masks, positions
+and K, V. No architecture is reimplemented, and `kvtrie.fuse.gate` detects differences from the
+model's own passes.
+Invariant: a pass reads and writes K and V only through `merge`. Cost: that of the layers run.
+Tables and masks are computed once per set of positions.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -46,19 +46,19 @@ __all__ = ["Decoder"]
 _PARTS = ("layers", "rotary_emb")
 _NORMS = ("norm", "final_layernorm", "final_layer_norm")
 _APART = 3
-"""Positions between two keys that are compared to see how a layer turns them."""
+"""Distance of two keys, in positions, compared to detect the rotation of a layer."""
 
 
 class _Seen(Exception):  # noqa: N818 - not an error: the pass has done its work
-    """The wanted states have been captured: end the pass."""
+    """Ends a pass after the requested states are captured."""
 
 
 class _Taps(local):
-    """What the hooks of a decoder do in the pass that this thread runs for it.
+    """Requests to the hooks of a decoder for this thread's pass.
 
     Attributes:
-        first: takes the states that the model hands its first layer, and the pass ends.
-        last: states `(n, hidden)` that replace those before the last norm.
+        first: receives the input of the first layer. The pass then ends.
+        last: states `(n, hidden)` to replace the input of the last norm.
     """
 
     first: list[torch.Tensor] | None = None
@@ -66,7 +66,7 @@ class _Taps(local):
 
 
 class _Merging(Cache):
-    """The cache of a layer: hands out K and V of its tokens, returns those of all."""
+    """Cache of a running layer: passes its K and V to `merge`, and returns the merged K and V."""
 
     def __init__(self, merge: Merge) -> None:
         super().__init__(layers=[])
@@ -76,7 +76,7 @@ class _Merging(Cache):
         self,
         key_states: torch.Tensor,
         value_states: torch.Tensor,
-        layer_idx: int,  # noqa: ARG002 - one layer runs
+        layer_idx: int,  # noqa: ARG002 - a single layer runs
         *_: object,
         **__: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,19 +88,19 @@ class Decoder:
     """`kvtrie.fuse.DecoderLayers` of a transformers model.
 
     Args:
-        model: a causal language model in evaluation mode, with rotary positions and attention that
-            takes any mask ("sdpa" or "eager").
+        model: a causal language model in evaluation mode, with rotary positions and attention with
+            arbitrary masks ("sdpa" or "eager").
 
     Attributes:
         model: the model.
-        layers: how many layers it has.
-        widths: KV heads, numbers per head of K, and of V.
-        lock: held by each method, so that several threads may use one decoder, in turns. Passes of
-            the model in other threads do not wait for it and are not changed by it.
+        layers: number of layers.
+        widths: number of KV heads, head size of K, head size of V.
+        lock: held by each method, so threads can share a decoder. Passes of the model outside the
+            decoder neither take the lock nor change their results.
 
     Raises:
-        ConfigError: a model without rotary positions or in training mode, or one that hands its
-            layers something else than K and V to cache.
+        ConfigError: a model without rotary positions or in training mode, or with layers that
+            cache anything except K and V.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -114,10 +114,10 @@ class Decoder:
         self.identity()
 
     def _learn(self) -> None:
-        """Look at the model: at its parts, its settings, and what its first layer hands to a cache.
+        """Inspect the model: its parts, its settings, and the K and V of its first layer.
 
         Raises:
-            ConfigError: a model that this decoder does not take.
+            ConfigError: the decoder does not support the model.
         """
         model = self.model
         base: Any = cast("Any", model).get_decoder()
@@ -143,7 +143,7 @@ class Decoder:
         self._pairs: Sequence[bool | None] = ()
         self._masks: tuple[torch.Tensor, int, Any] | None = None
         _remove(self._hooks)
-        # They stay: one that comes and goes would also see the passes of other threads.
+        # Permanent: registering a hook per pass would disturb passes of concurrent threads.
         self._hooks += [
             base.layers[0].register_forward_pre_hook(weakly(self._at_first), with_kwargs=True),
             getattr(base, norms[0]).register_forward_pre_hook(weakly(self._at_norm)),
@@ -155,26 +155,26 @@ class Decoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The format of hidden states, K and V."""
+        """Data type of hidden states, K and V."""
         return self.model.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Device of the model."""
         return self.model.device
 
     @property
     def vocabulary(self) -> int:
-        """Number of tokens that the model has embeddings of."""
+        """Number of token embeddings of the model."""
         return len(cast("Any", self.model).get_input_embeddings().weight)
 
     @in_turn
     def identity(self) -> str:
-        """Return the model's `fingerprint`; if it has changed, forget what was found out before.
+        """Return the model's `fingerprint`. Inspect the model again if it has changed.
 
         Raises:
-            ConfigError: training mode, autocast, a hook of others on the model, or a model that
-                this decoder does not take.
+            ConfigError: training mode, autocast, a foreign hook on the model, or a model not
+                supported by the decoder.
         """
         guard = Guard(self.model)
         guard.ready()
@@ -188,11 +188,11 @@ class Decoder:
     @in_turn
     @torch.no_grad()
     def ropes(self, length: int) -> Sequence[Rope | None]:
-        """Per layer the tables that turn its keys, fp32 `(length, width / 2)`.
+        """Return the rotation tables of each layer, fp32 `(length, width / 2)`.
 
-        They are what the model's own rotary module gives in a pass of `length` tokens, divided by
-        the scale that some kinds (YaRN) put on them. Which layers turn, and which numbers are
-        pairs, is seen in their keys at two positions.
+        The tables come from the model's own rotary module for a pass of `length` tokens, divided by
+        the scale of some kinds of RoPE (YaRN). Rotated layers and rotation pairs are detected by
+        comparing keys at two positions. A layer without rotation has None.
         """
         self._pairs = self._pairs or self._paired()
         if self._ropes[0] != length:
@@ -212,7 +212,7 @@ class Decoder:
     @in_turn
     @torch.no_grad()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Hidden states `(n, hidden)` that the model hands its first layer for tokens `(n,)`."""
+        """Return the input `(n, hidden)` of the first layer for tokens `(n,)`."""
         ids = ids.to(self.device)[None]
         seen = self._taps.first = []
         positions = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -242,7 +242,7 @@ class Decoder:
         *,
         weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compute one layer of some tokens; see `DecoderLayers.layer`."""
+        """Compute a layer for some tokens, see `DecoderLayers.layer`."""
         given: dict[str, Any] = {
             "attention_mask": self._mask(index, positions, length),
             "position_ids": positions[None],
@@ -260,7 +260,7 @@ class Decoder:
     def project(
         self, index: int, hidden: torch.Tensor, positions: torch.Tensor, length: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """K `(n, kv_heads, head_dim)`, turned, and V of a layer before it attends."""
+        """Return rotated K `(n, kv_heads, head_dim)` and V of a layer, without its attention."""
         seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
         def note(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -279,9 +279,9 @@ class Decoder:
     @in_turn
     @torch.no_grad()
     def values(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
-        """V `(n, kv_heads, v_head_dim)` of a layer before it runs, by its norm and `v_proj`.
+        """Return V `(n, kv_heads, v_head_dim)` of a layer, by its norm and `v_proj` alone.
 
-        A layer that has not these two, or does more to V, is run up to its attention.
+        A layer without these two modules, or with `v_norm`, runs up to its attention instead.
         """
         layer = self._base.layers[index]
         norm = getattr(layer, "input_layernorm", None)
@@ -303,8 +303,8 @@ class Decoder:
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits `(n, vocabulary)` of states after the last layer.
 
-        The model computes them, with every step after its last norm: it runs over `n` tokens, and
-        their states are replaced there. So it costs a pass.
+        The model runs over `n` dummy tokens, and `hidden` replaces the input of its last norm, so
+        all steps from there on are the model's. Costs a full pass.
         """
         places = torch.arange(len(hidden), device=self.device)[None]
 
@@ -316,20 +316,20 @@ class Decoder:
             self._taps.last = None
 
     def cache(self, kv: FusedMemory, length: int) -> FusedCache:
-        """A transformers `Cache` of the first `length` tokens, for `past_key_values`."""
+        """Return a transformers `Cache` of the first `length` tokens, for `past_key_values`."""
         return FusedCache(kv, length, self._limits.reach_of(length), self.model)
 
     def _at_first(
         self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
-        """Before the first layer: end a pass that only wants the states that come here."""
-        # torch gives no keywords while another thread registers this hook.
+        """Capture the input of the first layer and end the pass, if requested by `_taps`."""
+        # torch passes no keywords while a concurrent thread registers this hook.
         if self._taps.first is not None:
             self._taps.first.append(args[0] if args else (kwargs or {})["hidden_states"])
             raise _Seen
 
     def _at_norm(self, *_: object) -> tuple[torch.Tensor] | None:
-        """Before the last norm: replace the states of a pass that is given others."""
+        """Replace the input of the last norm, if requested by `_taps`."""
         return None if self._taps.last is None else (self._taps.last[None],)
 
     def _mask(self, index: int, positions: torch.Tensor, length: int) -> torch.Tensor | None:
@@ -345,7 +345,7 @@ class Decoder:
     def _cos_sin(
         self, index: int, positions: torch.Tensor, length: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines as the layer takes them, of a pass of `length` tokens."""
+        """Return a layer's cosines and sines at `positions`, for a pass of `length` tokens."""
         key = length, self._kind(index)
         if key not in self._tables:
             if any(size != length for size, _ in self._tables):
@@ -378,9 +378,9 @@ class Decoder:
         return Rope((cos / scale).contiguous(), (sin / scale).contiguous(), neighbours=neighbours)
 
     def _paired(self) -> list[bool | None]:
-        """Per layer whether neighbouring numbers turn together; None where keys do not turn."""
+        """Return, per layer, whether adjacent numbers rotate in pairs, or None without rotation."""
         like = self.embed(torch.zeros(1, dtype=torch.int64, device=self.device))
-        # Any state will do but that of a padding token, which may be zero.
+        # Any state except a padding token's, because it may be zero.
         hidden = torch.randn(like.shape, generator=torch.Generator().manual_seed(0)).to(like)
         at = [torch.tensor([place], device=self.device) for place in (0, _APART)]
         found: list[bool | None] = []

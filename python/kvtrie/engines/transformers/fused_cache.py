@@ -1,7 +1,7 @@
 """FusedCache: a transformers `Cache` over the K and V of a fused cache.
 
-Invariant: the first tokens are the fused ones; tokens of later passes follow them and are matched
-by no other request. Cost: per pass and layer one write of the new tokens and one read of all.
+Invariant: the cache starts with the fused tokens. Tokens of later passes follow, and no request
+matches them. Cost: per pass and layer one write of the new tokens and one read of all tokens.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ __all__ = ["FusedCache"]
 
 
 class FusedCache(Cache):
-    """A cache of one sequence, which grows with every pass.
+    """Cache of a single sequence, growing with every pass.
 
     Args:
-        kv: where K and V are.
-        length: tokens that are there already.
-        reach: longest sequence that the model rotates as it did these; None where there is no
-            limit.
-        model: the model that they are of.
+        kv: memory of K and V.
+        length: tokens already in the memory.
+        reach: longest sequence with the same RoPE rotation, None for no limit.
+        model: the model of the K and V.
     """
 
     def __init__(
@@ -54,13 +53,13 @@ class FusedCache(Cache):
         *_: object,
         **__: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new K, V `(1, heads, queries, dim)` of a layer; return those of all tokens.
+        """Store new K, V `(1, heads, queries, dim)` of a layer. Return K, V of all tokens.
 
         Raises:
             ClosedError: the fused cache is closed.
-            ConfigError: a batch of several rows, RoPE that would rotate them in another way, or a
-                model that has changed since.
-            NoSpaceError: no room for the new tokens; the pass may be tried again later.
+            ConfigError: a batch of several rows, a length with a different RoPE rotation, or a
+                model changed since the fusion.
+            NoSpaceError: no room for the new tokens. The pass may be tried again later.
         """
         rows, queries = key_states.shape[0], key_states.shape[2]
         if rows != 1:
@@ -89,11 +88,11 @@ class FusedCache(Cache):
         return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - all layers hold the same
-        """Tokens that the cache holds."""
+        """Return the number of cached tokens."""
         return self._past
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:  # noqa: ARG002
-        """Number of keys that a pass over `query_length` tokens sees, and the first of them."""
+        """Return the number of keys visible to `query_length` tokens, and their first index."""
         return self._past + query_length, 0
 
     def get_max_length(self, layer_idx: int | None = None) -> int:  # noqa: ARG002
@@ -101,7 +100,7 @@ class FusedCache(Cache):
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last `-tokens_to_remove` tokens: transformers gives a negative number."""
+        """Remove the last `-tokens_to_remove` tokens. transformers passes a negative number."""
         if tokens_to_remove > 0 or -tokens_to_remove > self._past:
             raise ConfigError(f"cannot crop by {tokens_to_remove} of {self._past} tokens")
         self._past += tokens_to_remove

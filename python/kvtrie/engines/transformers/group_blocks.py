@@ -1,7 +1,6 @@
-"""GroupBlocks: the blocks of rows in one group of layers of the first tier.
+"""GroupBlocks: blocks of rows in a group of layers of the first tier.
 
-Invariant: a slot that a method returns is one that the row's lease holds. Cost: a look at the
-lease's block table.
+Invariant: the row's lease holds every returned slot. Cost: a read of the lease's block table.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ _NOTHING = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class GroupBlocks:
-    """One group of layers after the first.
+    """A group of layers after the first.
 
     Attributes:
-        number: which of the model's groups.
-        layers: its layers of the model, ascending.
-        window: tokens that its sliding window spans; 0 for a state.
-        pool: its slots of the first tier.
+        number: index of the group in the model.
+        layers: layers of the model in the group, ascending.
+        window: tokens of the sliding window, 0 for a group of states.
+        pool: slots of the group in the first tier.
     """
 
     number: int
@@ -45,7 +44,7 @@ class GroupBlocks:
 
     @classmethod
     def of(cls, executor: Executor) -> list[Self]:
-        """The groups after the first, of an executor whose tiers keep them apart."""
+        """Return all groups after the first, for an executor with separate groups."""
         pools = cast("tuple[Pool, ...]", parts_of(executor.pools[0]))
         groups = zip(executor.manager.model.groups, pools, strict=True)
         return [
@@ -55,15 +54,15 @@ class GroupBlocks:
         ]
 
     def taken(self, row: Row, blocks: range) -> list[tuple[int, int]]:
-        """The blocks of a range that have a slot in the group, with their slots."""
+        """Return the blocks of a range with a slot in the group, as pairs with their slots."""
         slots = row.lease.slots(0, self.number)[blocks.start : blocks.stop].tolist()
         return [one for one in zip(blocks, slots, strict=False) if one[1] != _NOTHING]
 
     def last(self, row: Row, tokens: int) -> list[int]:
-        """The slots of what a resume needs after some tokens of a row: a window, or one state.
+        """Return the slots for resuming a row after `tokens`: of a window, or of a single state.
 
         Raises:
-            TransferError: the row's match is shorter now.
+            TransferError: a failed load has shortened the match.
         """
         size = self.pool.block_tokens
         border = tokens // size
@@ -77,7 +76,7 @@ class GroupBlocks:
         return slots
 
     def tokens(self, slots: Sequence[int], index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V `(1, heads, tokens, dim)` of blocks in one layer of the group."""
+        """Return K and V `(1, heads, tokens, dim)` of blocks in a layer of the group."""
         size, device = self.pool.block_tokens, self.pool.device
         units = torch.tensor(slots, device=device, dtype=torch.int64) * len(self.layers) + index
         offsets = torch.arange(size, device=device).repeat(len(slots))

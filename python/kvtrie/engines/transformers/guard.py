@@ -1,9 +1,9 @@
-"""Guard: a check of the inputs by which a pass could make KV depend on more than tokens.
+"""Guard: refuses passes with KV that would depend on more than tokens.
 
-KV is found again by tokens alone, so a pass whose keys and values come from anything else as well
-(other positions, other masks, images, dropout) would serve wrong KV to the next request.
-Invariant: what a pass is given and is not known here to be harmless is refused before it runs.
-Cost: one look at each argument, module and position of a pass.
+KV is looked up by tokens alone. If a pass also depended on custom positions, custom masks, images
+or dropout, it would serve wrong KV to the next request.
+Invariant: arguments not known to be harmless are refused before the pass runs.
+Cost: a check of each argument, module and position of a pass.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 __all__ = ["Guard", "Pass", "columns", "named", "no_gradients", "remainder", "states"]
 
 _READ = frozenset({"input_ids", "attention_mask", "position_ids", "cache_position"})
-# These change what a pass returns, not what it computes; so do all that begin with "output_".
+# Arguments affecting only the output of a pass, as do all with the prefix "output_".
 _RETURNS = frozenset({"past_key_values", "use_cache", "return_dict", "logits_to_keep"})
 
 
-# A value of these matters even where it is False.
+# Arguments with an effect even if False.
 _STATED = frozenset({"is_causal"})
-# Arguments of the media that generate() encodes before the first pass.
+# Arguments of media encoded by generate() before the first pass.
 _MEDIA = {"image": "pixel_values", "video": "pixel_values_videos", "audio": "input_features"}
-# Packages with hooks whose result depends on weights and inputs only: kvtrie's, pruning and
-# parallelism of torch, transformers' capture of outputs, accelerate's placement of weights.
+# Packages with hooks that depend on weights and inputs only: kvtrie, pruning and parallelism of
+# torch, output capture of transformers, weight placement of accelerate.
 _STEADY = ("kvtrie.", "torch.nn.utils.", "torch.distributed.", "transformers.", "accelerate.")
 
 
-# Their masks see all tokens, transformers' own cache only those of the window: the
-# answer to a prompt longer than that depends on how the prompt was cut into passes.
+# Models attending to all tokens in a pass, but only to a window of transformers' own cache. The
+# answer to a longer prompt depends on how it was split into passes.
 _TORN = frozenset({"moshi"})
 _NO_GRADIENTS = (
     "cached K and V carry no gradient, so weights would silently miss theirs: run the model under "
@@ -54,12 +54,12 @@ _NO_GRADIENTS = (
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A pass that was looked at.
+    """A checked pass.
 
     Attributes:
         ids: int64 `(batch, queries)`, its tokens.
-        length: tokens of its longest row, cached ones included.
-        repeats: columns at its start that the cache holds already.
+        length: tokens of its longest row, cached tokens included.
+        repeats: columns at its start already in the cache.
     """
 
     ids: torch.Tensor
@@ -68,17 +68,18 @@ class Pass:
 
 
 class Guard:
-    """The arguments and settings with which a model's passes are compared.
+    """Checks the arguments and settings of a model's passes.
 
     Args:
-        model: the model whose passes are looked at.
+        model: the model to check.
 
     Attributes:
-        fills: whether the model can compute tokens in holes at any length; if not, its KV belongs
+        fills: whether the model can compute tokens in holes at any length. Otherwise its KV belongs
             into scopes of structure "leaf-only".
 
     Raises:
-        ConfigError: a model that does not take what passes of kvtrie say.
+        ConfigError: the model takes no `position_ids`, is not causal, or depends on the split of a
+            prompt into passes.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -108,21 +109,21 @@ class Guard:
         # Falcon builds ALiBi from a mask of rows and columns, and holes take a mask per query.
         self.fills = not getattr(config, "alibi", False)
         tuned = getattr(config, "attn_temperature_tuning", False)
-        # Llama 4 scales queries by their place in the pass, from this length on.
+        # Llama 4 scales queries by their index in the pass, from this length on.
         self._counts_from: int | None = getattr(config, "floor_scale", None) if tuned else None
         self._model = model
         self._settings: Any = model.config
         self._device = model.device.type
 
     def recovers(self, length: int) -> bool:
-        """Whether the model can compute single tokens of a sequence of `length` tokens."""
+        """Return whether the model can compute single tokens of a `length`-token sequence."""
         return self._counts_from is None or length < self._counts_from
 
     def check_recovery(self, length: int) -> None:
-        """Refuse to compute single tokens where `recovers` says no.
+        """Refuse a length for which `recovers` is False.
 
         Raises:
-            ConfigError: the model cannot.
+            ConfigError: the model cannot compute single tokens at this length.
         """
         if not self.recovers(length):
             raise ConfigError(
@@ -131,11 +132,11 @@ class Guard:
             )
 
     def ready(self) -> None:
-        """Refuse what changes numbers without being an argument.
+        """Refuse settings with an effect on KV: training mode, foreign hooks and autocast.
 
         Raises:
-            ConfigError: a module in training mode, a hook of others on a module or on all of
-                them, or autocast.
+            ConfigError: a module is in training mode, a foreign hook is on a module or on all
+                modules, or autocast is on.
         """
         modules = self._every()
         if any(module.training for module in modules):
@@ -156,15 +157,16 @@ class Guard:
             )
 
     def check(self, given: Mapping[str, Any], past: int, pads: Sequence[int]) -> Pass:
-        """Look at the arguments of a pass over a cache of `past` columns.
+        """Check the arguments of a pass over a cache of `past` columns.
 
         Args:
             given: all arguments by name.
-            past: columns that the cache holds.
+            past: columns in the cache.
             pads: per row of the cache, the columns before its first token.
 
         Raises:
-            ConfigError: an argument by which KV would depend on more than tokens.
+            ConfigError: an argument does not continue the cache, or could make KV depend on more
+                than tokens.
         """
         try:
             self.ready()
@@ -199,7 +201,7 @@ class Guard:
         return Pass(ids, end - min(pads), repeats)
 
     def _every(self) -> list[torch.nn.Module]:
-        """All modules that the model has now."""
+        """Return all current modules of the model."""
         found: list[torch.nn.Module] = []
         left: list[torch.nn.Module] = [self._model]
         while left:
@@ -213,7 +215,7 @@ class Guard:
         return f"module {name!r}" if name else type(module).__name__
 
     def _without_leftovers(self) -> None:
-        """Remove PEFT's hooks of one call: it leaves them in place when the call raises."""
+        """Remove PEFT's hooks for a single call, left in place if the call raises."""
         for module in self._every():
             hooks, with_kwargs = (
                 cast("dict[int, object]", vars(module)[f"_forward_pre_hooks{which}"])
@@ -225,11 +227,11 @@ class Guard:
                     with_kwargs.pop(key, None)
 
     def _may_change_kv(self, name: str, value: object) -> bool:
-        """Whether an argument may change KV: False for values that state nothing."""
+        """Return whether an argument may change KV. Most empty or False values cannot."""
         if name in _READ or name in _RETURNS or name.startswith("output_") or value is None:
             return False
         if isinstance(value, torch.Tensor):
-            # Which tokens are of which medium: none of another than text.
+            # The medium of each token: 0 is text.
             return name != "mm_token_type_ids" or bool(value.any())
         if (value is False or value in ({}, [], ())) and name not in _STATED:
             return False
@@ -237,12 +239,12 @@ class Guard:
 
 
 def _equal(value: object, other: object) -> bool:
-    """Whether an argument is what the configuration says by itself."""
+    """Return whether an argument has the type and value of the configuration."""
     return type(value) is type(other) and value == other
 
 
 def _by_user(name: str, value: object) -> str:
-    """The name under which a user gave an argument to generate()."""
+    """Return the user's name of an argument of generate()."""
     if name != "mm_encoder_outputs" or not isinstance(value, dict):
         return name
     media = cast("dict[str, object]", value)
@@ -250,15 +252,15 @@ def _by_user(name: str, value: object) -> str:
 
 
 def _of_all_modules() -> Iterable[object]:
-    """Hooks that torch calls for every module."""
+    """Return the hooks called by torch for every module."""
     pre, after = (
         getattr(module_globals, f"_global_forward_{kind}") for kind in ("pre_hooks", "hooks")
     )
-    return *pre.values(), *after.values()  # other threads add and remove hooks
+    return *pre.values(), *after.values()  # a copy: concurrent threads add and remove hooks
 
 
 def _of_module(module: torch.nn.Module) -> Iterable[object]:
-    """Hooks of a module's forward, accelerate's included."""
+    """Return the hooks of a module's forward, accelerate's included."""
     own = vars(module)
     pre, after, placed = own["_forward_pre_hooks"], own["_forward_hooks"], own.get("_hf_hook")
     if not (pre or after or placed):
@@ -280,24 +282,24 @@ def _refuse_foreign(hook: object, where: Callable[[], str]) -> None:
 
 
 def columns(given: Mapping[str, Any], queries: int, past: int, pad: torch.Tensor) -> int:
-    """Compare the mask and positions of a pass with the columns that it computes.
+    """Check the mask and positions of a pass against its columns.
 
     Args:
         given: all arguments by name.
         queries: columns of the pass.
-        past: columns that the cache holds.
+        past: columns in the cache.
         pad: int64 `(batch,)`, the columns before each row's first token.
 
     Returns:
-        Columns at the start of the pass that the cache holds already: none, or all.
+        Number of columns at the start of the pass already in the cache: 0 or `past`.
 
     Raises:
-        ConfigError: the mask hides something else than padding, or the positions are not the
+        ConfigError: the mask does not hide exactly the padding, or the positions are not the
             indices of the tokens.
     """
     tokens = torch.arange(past + queries, device=pad.device) - pad[:, None]
     mask = given.get("attention_mask")
-    _hides_padding(mask, tokens)  # before positions, which generate() counts by the mask
+    _hides_padding(mask, tokens)  # first, because generate() derives positions from the mask
     repeats = _positions(given.get("position_ids"), past, tokens, queries)
     end = past + queries - repeats
     columns_given = given.get("cache_position")
@@ -315,10 +317,10 @@ def columns(given: Mapping[str, Any], queries: int, past: int, pad: torch.Tensor
 
 
 def no_gradients(module: torch.nn.Module, given: Mapping[str, Any]) -> None:
-    """Refuse a pass through which a module's weights or its input would expect gradients.
+    """Refuse a pass if autograd is on and a module's weights or input require gradients.
 
     Raises:
-        ConfigError: autograd is on, and they ask for gradients.
+        ConfigError: gradients are required.
     """
     if not torch.is_grad_enabled():
         return
@@ -331,14 +333,14 @@ def no_gradients(module: torch.nn.Module, given: Mapping[str, Any]) -> None:
 def named(
     module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """All arguments of a module's forward by name."""
+    """Return all arguments of a module's forward by name."""
     if not args:
         return dict(kwargs)
     return dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | {**kwargs}
 
 
 def remainder(given: Mapping[str, Any], start: int, stop: int | None = None) -> dict[str, Any]:
-    """The arguments of a pass over some of the columns of another, which begin at `start`."""
+    """Return the arguments of a pass limited to its columns from `start` to `stop`."""
     shorter = {
         name: given[name][..., start:stop]
         for name in ("input_ids", "position_ids", "cache_position")
@@ -351,10 +353,10 @@ def remainder(given: Mapping[str, Any], start: int, stop: int | None = None) -> 
 
 
 def states(keys: torch.Tensor, values: torch.Tensor, pool: Pool) -> None:
-    """Refuse K and V `(batch, heads, queries, dim)` that the pool does not hold as they are.
+    """Refuse K and V `(batch, heads, queries, dim)` if they differ from the pool's format.
 
     Raises:
-        ConfigError: they await gradients, or are of another type, shape or device.
+        ConfigError: they require gradients, or differ in type, shape or device.
     """
     if keys.requires_grad or values.requires_grad:
         raise ConfigError(_NO_GRADIENTS)
@@ -402,7 +404,7 @@ def _positions(
 
 
 def _hides_padding(mask: object, tokens: torch.Tensor) -> None:
-    """Refuse a mask that hides a token from later ones: their KV would differ."""
+    """Refuse a mask that hides a token from later tokens, because it would change their KV."""
     if mask is None:
         if int(tokens[:, 0].min()) < 0:
             raise ConfigError("padded rows need an attention_mask that hides their padding")
@@ -426,5 +428,5 @@ def _hides_padding(mask: object, tokens: torch.Tensor) -> None:
 
 
 def _miscounted(positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Mark positions that are not the tokens' indices; padding may have any up to the largest."""
+    """Mark positions different from token indices. Padding may have any up to the largest."""
     return (positions != tokens) & ((tokens >= 0) | (positions > tokens.max()))

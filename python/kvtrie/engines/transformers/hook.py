@@ -1,7 +1,7 @@
-"""Hooks of a model that keep no object alive, and methods that a compiled model calls as they are.
+"""Model hooks with weak references, and methods excluded from compiled graphs.
 
-Invariant: a hook does nothing once its object is gone, and is removed then. Cost: a weak reference
-per call.
+Invariant: a hook does nothing after its object is collected, and is then removed. Cost: a weak
+reference per call.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _F = TypeVar("_F", bound="Callable[..., Any]")
 
 
 def as_is(method: _F) -> _F:
-    """A method that a compiled model calls as it is: what it looks up is no part of a graph."""
+    """Exclude a method from compiled graphs, so its lookups do not become part of a graph."""
     # torch.compiler.disable would import the compiler with this module.
     return vars(torch)["_disable_dynamo"](method)
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook that calls a method as long as its object lives."""
+    """Return a hook that calls a method while its object is alive."""
     method_of = weakref.WeakMethod(method)
 
     @as_is
@@ -40,14 +40,14 @@ def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Life:
-    """The hooks of an object before and after the passes of a module, until the object ends.
+    """Hooks of an object before and after the passes of a module, until the object ends.
 
     Args:
         of: the object.
-        module: whose passes.
-        before: its method for a pre-hook.
-        after: its method for a hook.
-        release: called at the end; it must not refer to the object.
+        module: the module to hook.
+        before: method of the object for a pre-hook.
+        after: method of the object for a hook.
+        release: called at the end. Must not refer to the object.
     """
 
     def __init__(
@@ -63,17 +63,17 @@ class Life:
             module.register_forward_pre_hook(weakly(before), with_kwargs=True),
             module.register_forward_hook(weakly(after), with_kwargs=True),
         ]
-        # Neither refers to the object, so that one that is only dropped ends as well.
+        # Neither refers to the object, so a dropped object is collected and ends as well.
         self.end = weakref.finalize(of, _end, self._hooks, release)
         self.end.atexit = False
 
     @property
     def alive(self) -> bool:
-        """Whether `end` has not been called, by anyone or as the object was collected."""
+        """Whether `end` has not run yet. Garbage collection of the object also runs it."""
         return self.end.alive
 
     def leave(self) -> None:
-        """End without a release: another object goes on with what this one holds."""
+        """Remove the hooks without a release, because a different object keeps the resources."""
         self.end.detach()
         _end(self._hooks, lambda: None)
 

@@ -1,10 +1,10 @@
-"""Layer trial: passes that show what each layer of a model hands to its cache.
+"""Layer trial: test passes that show the cache contents of each layer of a model.
 
-Configurations do not say all: layers of one model have other heads and widths, share KV, keep
-recurrent states. A model is tried once, with the cache that transformers itself would use.
-Invariant: what is found is what the objects of that cache hold; a layer that holds anything else
-than K, V, convolution and recurrent states is refused, as is a model whose output depends on how
-its tokens are split into passes. Cost: up to four passes over eleven tokens per model object.
+Configurations are incomplete: layers of a model may differ in heads and widths, share KV or keep
+recurrent states. A model is tried once, with transformers' own cache.
+Invariant: the result describes the objects in this cache. A layer with anything except K, V,
+convolution and recurrent states is refused. A model is also refused if its output depends on the
+split of its tokens into passes. Cost: up to three runs over eleven tokens per model object.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ _KINDS: dict[type, tuple[Literal["full", "sliding"] | None, bool]] = {
     LinearAttentionAndSlidingWindowAttentionLayer: ("sliding", True),
 }
 NO_CACHE: type | None = getattr(cache_utils, "DummyLayer", None)
-"""The layer of a cache for a layer that keeps nothing; None in a transformers without one."""
+"""transformers' cache layer for a model layer without a cache, None in older versions."""
 if NO_CACHE is not None:
     _KINDS[NO_CACHE] = (None, False)
-# Of the largest logit: rounding of two orders of summation stays below, a lost state is above.
+# Share of the largest logit. Rounding by the order of summation stays below, a lost state above.
 _APART = 1e-3
 
 
 def no_cache() -> type:
-    """Return the layer of a cache for a layer that keeps nothing.
+    """Return transformers' cache layer for a model layer without a cache.
 
     Raises:
-        ConfigError: a transformers without one, which keeps no groups of layers apart.
+        ConfigError: this version of transformers has none. Separate layer groups need it.
     """
     if NO_CACHE is None:
         raise ConfigError(
@@ -74,12 +74,12 @@ def no_cache() -> type:
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """One state tensor of a layer, of one sequence.
+    """State tensor of a layer, for a single sequence.
 
     Attributes:
         kind: a convolution's last inputs, or a recurrent state.
         index: its number in the layer.
-        shape: without the axis of sequences.
+        shape: its shape without the axis of sequences.
         dtype: its type.
     """
 
@@ -90,22 +90,22 @@ class LayerState:
 
     @property
     def bytes(self) -> int:
-        """Bytes of one sequence."""
+        """Bytes per sequence."""
         return prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """The data that one layer keeps of a sequence.
+    """Cache contents of a layer, for a single sequence.
 
     Attributes:
-        kind: of its attention; None where it keeps no KV.
+        kind: kind of attention, None without KV.
         window: tokens of a sliding window, else 0.
         heads: heads of K and V.
         head_dim: numbers per head of K.
         v_head_dim: numbers per head of V.
-        dtype: torch's name of K's and V's type.
-        states: its states, in the order in which their bytes are kept.
+        dtype: torch's name of the type of K and V.
+        states: its states, in the order of their bytes.
     """
 
     kind: Literal["full", "sliding"] | None
@@ -118,11 +118,11 @@ class LayerCache:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of all its states of one sequence."""
+        """Bytes of all states per sequence."""
         return sum(state.bytes for state in self.states)
 
     def empty(self) -> Any:  # noqa: ANN401 - of transformers
-        """Return the layer that a cache of transformers has for it, without a token."""
+        """Return an empty transformers cache layer with these contents."""
         kind = next(one for one, kept in _KINDS.items() if kept == (self.kind, bool(self.states)))
         count = 1 + max((state.index for state in self.states), default=0)
         return kind(sliding_window=self.window, number_of_states=count)
@@ -130,12 +130,12 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A model's layers, as a trial has shown them.
+    """Result of a trial.
 
     Attributes:
-        layers: what each keeps.
-        entry: the innermost module that is given the tokens and the cache.
-        stepwise: whether a pass over a cached state must have one token.
+        layers: cache contents of each layer.
+        entry: the innermost module called with the tokens and the cache.
+        stepwise: whether a pass over a cached state is limited to one token.
     """
 
     layers: tuple[LayerCache, ...]
@@ -143,10 +143,10 @@ class Tried:
     stepwise: bool
 
     def entered(self) -> torch.nn.Module:
-        """Return the module that is given the tokens.
+        """Return the module of `entry`.
 
         Raises:
-            ConfigError: the model has let go of it.
+            ConfigError: the model no longer has it.
         """
         entry = self.entry()
         if entry is None:
@@ -158,15 +158,15 @@ _tried: Remembered[Tried] = Remembered()
 
 
 def try_layers(model: PreTrainedModel, state: ModelState | None = None) -> Tried:
-    """Try a model, unless that has been done and it is as it was then.
+    """Try a model, or return the earlier result if the model has not changed.
 
     Args:
-        model: in evaluation mode.
-        state: its state, if the caller has just looked at it.
+        model: the model, in evaluation mode.
+        state: its state, if known to the caller.
 
     Raises:
-        ConfigError: it does not run on transformers' own cache, a layer keeps something else than
-            K, V and states, or keeps it elsewhere, or passes over a cached state do not continue.
+        ConfigError: the model does not run on transformers' own cache, a layer keeps more than K, V
+            and states or keeps them outside the cache, or passes cannot continue a cached state.
     """
     known = _tried.get(model, state)
     if known is not None and known.entry() is not None:
@@ -198,23 +198,22 @@ def try_layers(model: PreTrainedModel, state: ModelState | None = None) -> Tried
 
 
 def model_shape(model: PreTrainedModel, *, fingerprint: str = "") -> ModelShape:
-    """The shape of what a model's layers hand to their cache.
+    """Return the shape of a model's KV and states, by running it over a few tokens.
 
-    It needs no configuration: the model runs over a few tokens. Layers that keep the same are a
-    group, those with full attention first.
+    Layers with equal cache contents form a group. Groups with full attention are first.
 
     Args:
-        model: in evaluation mode.
+        model: the model, in evaluation mode.
         fingerprint: names the weights: `kvtrie.engines.transformers.fingerprint(model)`.
 
     Raises:
-        ConfigError: as `KvtrieCache` refuses a model, or no layer keeps KV.
+        ConfigError: `KvtrieCache` would refuse the model, or no layer keeps KV.
     """
     return shape_of(model, try_layers(model), fingerprint=fingerprint)
 
 
 def shape_of(model: PreTrainedModel, tried: Tried, *, fingerprint: str) -> ModelShape:
-    """The shape of a model that was tried, as `model_shape`."""
+    """Return the shape of a tried model, as `model_shape`."""
     config: Any = cast("Any", model.config).get_text_config(decoder=True)
     kept: dict[tuple[Any, ...], list[int]] = {}
     for at, layer in enumerate(tried.layers):
@@ -272,7 +271,7 @@ def _pass_over(
     ids: torch.Tensor,
     ends: Sequence[int],
 ) -> tuple[torch.Tensor, DynamicCache, list[torch.nn.Module]]:
-    """Logits of all tokens in passes that end at some of them, the cache, and what was entered."""
+    """Run passes that end at `ends`. Return all logits, the cache and the entered modules."""
     cache = DynamicCache(config=config)
     found: list[torch.Tensor] = []
     entered: list[torch.nn.Module] = []
@@ -293,7 +292,7 @@ def _layer_cache(name: str, at: int, layer: Any) -> LayerCache:  # noqa: ANN401 
     states = tuple(_states(layer)) if recurrent else ()
     if kind is None:
         if recurrent and not states:
-            no_cache()  # without one, a layer that keeps nothing looks like this too
+            no_cache()  # in versions without it, a layer without a cache looks the same
             raise ConfigError(f"layer {at} of {name} keeps its state outside of the cache")
         return LayerCache(None, 0, 0, 0, 0, "", states)
     if layer.keys is None or not layer.keys.numel():
@@ -334,7 +333,7 @@ def _agree(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def _first_apart(one: DynamicCache, other: DynamicCache, dtype: torch.dtype) -> int:
-    """The first layer whose K, V or states differ by more than rounding."""
+    """Return the first layer with K, V or states that differ by more than rounding."""
     for at, (mine, theirs) in enumerate(zip(one.layers, other.layers, strict=True)):
         pairs = zip(_tensors(mine), _tensors(theirs), strict=True)
         if not all(_agree(first.float(), second.float(), dtype) for first, second in pairs):

@@ -1,6 +1,6 @@
-"""Mask: which keys each query sees, where queries carry their own positions.
+"""Mask: attention masks for queries with explicit positions.
 
-Invariant: a query sees keys at positions up to its own, as far back as its kind of layer goes.
+Invariant: a query sees keys up to its own position, within the window of its kind of layer.
 Cost: `queries × keys` numbers per kind of layer.
 """
 
@@ -23,16 +23,16 @@ _MASKED = ("sdpa", "eager")
 def masks(
     model: PreTrainedModel, queries: torch.Tensor, keys: int
 ) -> torch.Tensor | dict[str, torch.Tensor]:
-    """Additive masks `(1, 1, queries, keys)`: one, or one per kind of layer where kinds mix.
+    """Return an additive mask `(1, 1, queries, keys)`, or one per kind of layer if kinds mix.
 
     Args:
-        model: whose attention.
+        model: the model with the attention settings.
         queries: int64 `(queries,)`, their positions.
         keys: number of keys, at positions from 0 on.
 
     Raises:
-        ConfigError: a kind of layer whose mask is not known here, or an implementation of
-            attention that takes no mask.
+        ConfigError: a kind of layer has no known mask, or the attention implementation takes no
+            mask.
     """
     config: Any = cast("Any", model.config).get_text_config(decoder=True)
     if config._attn_implementation not in _MASKED:  # noqa: SLF001 - has no public name

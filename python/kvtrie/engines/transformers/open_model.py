@@ -1,7 +1,7 @@
-"""OpenModel: a model of transformers with the tiers of its KV.
+"""OpenModel: a transformers model with the tiers of its KV.
 
-Invariant: tiers are closed once, and what they hold is stored before.
-Cost: of `open`, that of pools, of an executor and of a digest of the weights.
+Invariant: tiers are closed once, after their blocks are stored on disk.
+Cost: `open` creates the pools and an executor, and digests the weights.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ __all__ = ["OpenModel", "close_executor"]
 
 
 class OpenModel:
-    """A model and the tiers of its KV, as `open` makes it.
+    """A model with the tiers of its KV, created by `open`.
 
-    Leaving `with` stores the blocks that are not on disk yet, closes the tiers and gives their
-    memory back, also after an exception.
+    Leaving `with` stores blocks not yet on disk, closes the tiers and frees their memory, also
+    after an exception.
 
     Attributes:
         model: the model.
         executor: carries out the moves of the tiers.
-        scope: whose KV caches share.
-        publisher: publishes the blocks to routers; None publishes nothing.
+        scope: the scope of all caches.
+        publisher: publishes the blocks to routers. None publishes nothing.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class OpenModel:
         sessions: Sequence[str] | None = None,
         lookup_s: float = LOOKUP_S,
     ) -> KvtrieCache:
-        """Return a cache for `generate` over prompts; its arguments are those of `KvtrieCache`.
+        """Return a cache for `generate` over prompts. Arguments are as for `KvtrieCache`.
 
         Raises:
             ClosedError: the tiers are closed.
@@ -80,10 +80,7 @@ class OpenModel:
         )
 
     def close(self) -> None:
-        """Store blocks that are not on disk yet, close the tiers, give their memory back.
-
-        Twice does nothing.
-        """
+        """Store blocks not yet on disk, close the tiers and free their memory. Idempotent."""
         if not self._open:
             return
         self._open = False
@@ -102,7 +99,7 @@ class OpenModel:
 
 
 def close_executor(executor: Executor) -> None:
-    """End the threads of an executor, give its memory and folders back. Twice does nothing."""
+    """Stop the threads of an executor, free its memory and unlock its folders. Idempotent."""
     try:
         executor.close()
     finally:

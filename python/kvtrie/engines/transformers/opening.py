@@ -1,6 +1,6 @@
-"""Opening: tiers for a model of transformers, derived from the model and a few sizes.
+"""Opening: creates tiers for a transformers model from the model and a few sizes.
 
-Invariant: a call that fails leaves no folder locked and no thread. Cost: the memory of the tiers,
+Invariant: a failed call leaves no locked folder and no thread. Cost: the memory of the tiers,
 touched once, and the digest of the weights.
 """
 
@@ -46,7 +46,7 @@ __all__ = ["check_written", "open"]
 _LOG = logging.getLogger(__name__)
 _SHARE = "25%"
 _TRACKED = 10_000_000  # blocks of a shared store
-_EVENTS = 65_536  # between two passes; of more, all contents are published
+_EVENTS = 65_536  # kept between two passes. After an overflow, all contents are published
 
 
 def open(  # noqa: A001 - read as `transformers.open`
@@ -64,37 +64,37 @@ def open(  # noqa: A001 - read as `transformers.open`
     events: str | None = None,
     replay: str | None = None,
 ) -> OpenModel:
-    """Open tiers for the KV of a model, with the blocks that an earlier process left.
+    """Open tiers for the KV of a model, with the blocks left by an earlier process.
 
-    The shape and the fingerprint come from the model. One line on standard error has the sizes.
+    The shape and the fingerprint come from the model. Prints the sizes to standard error.
 
     Args:
-        model: the model, on the device where it will run.
-        host: size of host memory; None for none.
-        disk: folder and size of the disk, as `kv:200GB`; None for none.
-        gpu: size of the first tier, in the memory of the model's device; None is a quarter of what
-            is free there.
+        model: the model, on its device.
+        host: size of host memory. None for none.
+        disk: folder and size of the disk, as `kv:200GB`. None for none.
+        gpu: size of the first tier, in the memory of the model's device. None is a quarter of the
+            free memory.
         block_tokens: tokens per block.
-        policy: the policy that ranks blocks for eviction.
-        scope: whose KV may be shared, by all caches.
-        keep: path of the file in a memory file system, such as `/dev/shm/kv`, that is the host
-            memory, so that the next process finds the blocks, after a kill too: each is copied
-            there as soon as it is computed. None keeps nothing. A second process that finds the
-            file in use starts with a pool of its own.
-        remote: URL of a store that several processes share, as `folder:/mnt/kv`; None for none.
+        policy: the eviction policy.
+        scope: the scope of all caches.
+        keep: path of a file in a memory file system, for example `/dev/shm/kv`, to use as host
+            memory. The next process finds its blocks, also after a kill, because each block is
+            copied there as soon as it is computed. None keeps nothing. If the file is in use by
+            a running process, a second process starts with its own pool.
+        remote: URL of a store shared by several processes, as `folder:/mnt/kv`. None for none.
             Every block is stored there as soon as it is computed.
-        resume: keep groups of layers apart, so that layers with a window keep no more than that;
-            None does so where layers keep states or KV of different shapes, and otherwise keeps
-            all tokens of all layers.
-        events: where routers read which blocks there are, as `tcp://127.0.0.1:5557`, by
-            `kvtrie.cluster.Publisher`; None publishes nothing.
-        replay: where they ask for earlier events.
+        resume: keep groups of layers apart, so layers with a window keep only the window. None does
+            so if layers keep states or KV of different shapes, and otherwise keeps all tokens of
+            all layers.
+        events: endpoint of a `kvtrie.cluster.Publisher`, as `tcp://127.0.0.1:5557`, where routers
+            read block events. None publishes nothing.
+        replay: endpoint where routers request earlier events.
 
     Raises:
-        ConfigError: a size, path, URL or policy that cannot be, a model whose KV no tier holds, a
-            folder that another process writes to, a file of another model, or groups of layers
+        ConfigError: an invalid size, path, URL or policy, a model with KV that no tier can hold, a
+            folder in use by a running process, a file of a different model, or groups of layers
             with a remote tier.
-        TransferError: the folder cannot be read or made.
+        TransferError: the folder cannot be read or created.
     """
     instance("model", model, torch.nn.Module)
     shape = _shape(model, by_layer=resume is not None)
@@ -103,7 +103,8 @@ def open(  # noqa: A001 - read as `transformers.open`
     if resume is not None and shape.groups:
         no_cache()
     device = model.device
-    # Others find only blocks that are in the store, and a process after a kill only kept ones.
+    # Written through, because processes share only blocks in the store, and a process after a kill
+    # finds only kept blocks.
     write = "back" if remote is None else "through"
     first = size("gpu", _SHARE if gpu is None else gpu, of=lambda: _free(device))
     tiers = [Tier("gpu", bytes=first, write="through" if keep is not None else write)]
@@ -161,7 +162,7 @@ def _publisher(manager: BlockManager, events: str | None, replay: str | None) ->
 
 
 def _shape(model: PreTrainedModel, *, by_layer: bool) -> ModelShape:
-    """The shape that a configuration states or, where layers differ in their KV, that they show."""
+    """Return the shape from the configuration or, if layers differ in their KV, from a trial."""
     name = fingerprint(model)
     if not by_layer:
         dtype = str(model.dtype).removeprefix("torch.")
@@ -175,10 +176,10 @@ def _shape(model: PreTrainedModel, *, by_layer: bool) -> ModelShape:
 
 
 def check_written(pools: Sequence[TierBytes | None]) -> None:
-    """Refuse disks that this process may not write.
+    """Refuse read-only disks.
 
     Raises:
-        ConfigError: one of the pools is a disk that another process writes to.
+        ConfigError: a disk cannot be written, because a running process has it open.
     """
     for pool in pools:
         if isinstance(pool, DiskStorage) and pool.read_only:
@@ -186,7 +187,7 @@ def check_written(pools: Sequence[TierBytes | None]) -> None:
 
 
 def _free(device: torch.device) -> int:
-    """Bytes that are free on a device."""
+    """Return the free bytes of a device."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
 
 
@@ -201,7 +202,7 @@ def _report(executor: Executor, tiers: Sequence[Tier], policy: str) -> None:
             tier.kind,
             pool.nbytes
             if isinstance(pool, Pool | DiskStorage)
-            # That of a store is not shown.
+            # The size of a store is not shown.
             else tier.room_bytes(manager.model, tokens)
             if manager.model.even
             else 0,

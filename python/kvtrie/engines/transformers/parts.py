@@ -1,9 +1,7 @@
-"""Parts: what the rows of a batch keep in groups of layers after the first, as tensors.
+"""Parts: tensors of a batch's rows for groups of layers after the first.
 
-A model whose groups are kept apart has `Windows`, `States` or both; any other has none, and then
-every call does nothing.
-Invariant: `layers` are those that a cache of transformers itself would have. Cost: that of the
-windows and states.
+A model with separate groups has `Windows`, `States` or both. Otherwise every call does nothing.
+Invariant: `layers` are the layers of a plain transformers cache. Cost: as `Windows` and `States`.
 """
 
 from __future__ import annotations
@@ -30,15 +28,15 @@ class Parts:
 
     Args:
         executor: its first tier has the groups.
-        tried: what the layers of the model keep, if its groups are kept apart.
-        settle: called with states and a layer before they are used, while they are still to be
-            read.
+        tried: cache contents of each layer, None for a model with a single group.
+        settle: called with the states and a layer before the layer's first use, if its states are
+            not yet read.
 
     Attributes:
-        layers: the layers of a cache of transformers, some of which have the states.
-        windows: of layers that have one; None for a model without.
-        states: recurrent states; None for a model without.
-        last: the last layer of a group after the first; -1 without one.
+        layers: the layers of a transformers cache. Some hold the states.
+        windows: the windows, None for a model without windows.
+        states: recurrent states, None for a model without states.
+        last: the last layer of all groups after the first, -1 without groups.
     """
 
     def __init__(
@@ -66,28 +64,28 @@ class Parts:
         return self.windows is not None or self.states is not None
 
     def take(self, others: Sequence[Parts], rows: Sequence[Sequence[int]]) -> None:
-        """Take rows of the parts of batches, one after another."""
+        """Concatenate selected rows of the parts of several batches."""
         for mine, *theirs in zip(self, *others, strict=True):
             mine.take(theirs, rows)
 
     def expect(self) -> None:
-        """Begin with a row whose tensors are read layer by layer, as each layer has come."""
+        """Begin with a row and read its tensors layer by layer, as loads arrive."""
         for part in self:
             part.expect()
 
     def adopt(self, other: Parts) -> None:
-        """Take the layers that are still to be read from another batch."""
+        """Take layers not yet read from the parts of a different batch."""
         if self.windows is not None and other.windows is not None:
             self.windows.adopt(other.windows)
         if self.states is not None and other.states is not None:
             self.states.adopt(other.states)
 
     def write(self, at: int, row: Row, filled: range, end: int) -> None:
-        """Write to the slots of the blocks that a pass has filled, as `Windows.write`."""
+        """Write to the slots of blocks filled by a pass, as `Windows.write`."""
         for part in self if filled else ():
             part.write(at, row, filled, end)
 
     def trim(self) -> None:
-        """Forget what neither a query nor a commit will need."""
+        """Drop columns not needed by later queries and commits."""
         if self.windows is not None:
             self.windows.trim()

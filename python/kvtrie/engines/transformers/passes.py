@@ -1,7 +1,7 @@
-"""Passes: the passes of one model that a cache sees, and the conditions that they must meet.
+"""Passes: checks and runs the passes of a model over a cache.
 
-Invariant: what `check` accepts computes KV that follows from tokens alone, rotated as the cache's
-other KV is. Cost: of opening, a trial per model object; of a pass, what `Guard.check` costs.
+Invariant: a pass accepted by `check` computes KV from tokens alone, with the RoPE rotation of the
+cache. Cost: a trial per model object at opening, and `Guard.check` per pass.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ class Passes:
     """The passes of a model for a batch.
 
     Args:
-        model: in evaluation mode.
+        model: the model, in evaluation mode.
         executor: its manager keeps the model's KV.
         pools: the memory of the first tier, by group of layers.
         longest: tokens of the longest prompt.
 
     Attributes:
         model: the model.
-        entry: the innermost module of it that is given tokens and a cache.
-        guard: knows what the model computes.
-        tried: what each layer keeps; None for a model with one group of layers.
-        reach: a position that puts a pass into the regime of the batch's rotations; None where
-            rotations depend on positions alone.
+        entry: the innermost module of the model called with tokens and a cache.
+        guard: checks of the model's passes.
+        tried: cache contents of each layer, None for a model with a single group.
+        reach: a position that puts a pass into the batch's RoPE regime, None if rotations depend on
+            positions alone.
 
     Raises:
-        ConfigError: the model's KV depends on more than tokens, or is not what the manager and its
-            first tier keep.
+        ConfigError: the model's KV depends on more than tokens, or does not match the manager and
+            its first tier.
     """
 
     def __init__(
@@ -76,27 +76,27 @@ class Passes:
         self.reach = self._rope.reach(self._regime)
 
     def scope(self, scope: Scope | None) -> Scope | None:
-        """The scope of the rows: what RoPE adds to a given one, and no holes that nothing fills."""
+        """Return a scope extended by the RoPE regime, without holes if they cannot be filled."""
         found = self._rope.scope(scope, self._regime)
         if self.guard.fills and self.tried is None:
             return found
         return replace(found or Scope(), structure="leaf-only")
 
     def check(self, given: Mapping[str, Any], past: int, pads: Sequence[int]) -> Pass:
-        """Look at the arguments of a pass, as `Guard.check`, and at its length."""
+        """Check the arguments of a pass, as `Guard.check`, and its length."""
         seen = self.guard.check(given, past, pads)
         self._rope.check(seen.length, self._regime)
         return seen
 
     def require_same(self) -> None:
-        """Refuse a model that has changed, as `fingerprint.require_same`."""
+        """Refuse a changed model, as `fingerprint.require_same`."""
         if not self._seen:
             require_same(self._manager, self.model)
 
     def run(self, tokens: NDArray[np.int64], start: int, cache: Cache) -> None:
-        """Run a pass over tokens of one row that follow `start` others in a cache.
+        """Run a pass over tokens of a row after `start` cached tokens.
 
-        Opening does, which has just looked at the model.
+        Used by opening. The model has just been checked, so it is not checked again.
         """
         ids = torch.as_tensor(tokens, device=self.model.device)[None]
         positions = torch.arange(start, start + len(tokens), device=ids.device)[None]
@@ -114,7 +114,7 @@ class Passes:
 
 
 def _tried(model: PreTrainedModel, mine: ModelShape, pool: Pool, state: ModelState) -> Tried:
-    """Compare what the layers of a model keep with the groups of a manager's model."""
+    """Try a model, and compare its layers with the groups of the manager's model."""
     no_cache()
     tried = try_layers(model, state)
     real = shape_of(model, tried, fingerprint=mine.fingerprint)

@@ -1,12 +1,13 @@
-"""RowRecovery: the KV that rows of a cache miss, computed again at its own positions.
+"""RowRecovery: recomputes missing KV of a cache's rows at its own positions.
 
-Every missing token of a prefix goes through the model in one pass, wherever the holes are: queries
-carry their own positions, keys are in logical order, and a query sees the keys at positions up
-to its own (Pensieve, section 4.3.4, recovers dropped tokens the same way). The pass ends at the
-deepest layer that misses a token: the layers above are complete.
-Invariant: a row is ready before anything is computed for it, and a pass rotates as the rows did;
-only missing (layer, position) pairs are written, so what is reused stays bit-identical.
-Cost: one forward over the missing tokens, with attention over the prefix up to the last of them.
+All missing tokens of a prefix go through the model in a single pass, wherever the holes are.
+Queries carry their own positions, keys are in logical order, and a query sees keys up to its own
+position (Pensieve, section 4.3.4, recovers dropped tokens the same way). The pass ends at the
+deepest layer with a missing token, because the layers above are complete.
+Invariant: a row is ready before its tokens are computed, and a pass uses the RoPE rotation of the
+rows. Only missing (layer, position) pairs are written, so reused KV stays bit-identical.
+Cost: a forward over the missing tokens, with attention over the prefix up to the last missing
+token.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ __all__ = ["RowRecovery"]
 
 
 class RowRecovery:
-    """What computes missing tokens of the rows of one cache.
+    """Computes missing tokens of a cache's rows.
 
     Args:
         executor: carries out the loads of the rows.
-        passes: the model, and what it computes.
+        passes: the passes of the model.
         pool: the memory of the first tier.
 
     Attributes:
-        recovered: tokens that were computed.
+        recovered: number of computed tokens.
     """
 
     def __init__(self, executor: Executor, passes: Passes, pool: Pool) -> None:
@@ -54,11 +55,11 @@ class RowRecovery:
         return self._passes.computes(longest)
 
     def fill(self, rows: Sequence[Row]) -> None:
-        """Wait for what is loaded, and compute what misses amid the matches.
+        """Wait for loads, and compute missing tokens inside the matches.
 
         Raises:
-            ConfigError: tokens miss that the model cannot compute, as a kind of layer whose mask is
-                not known here, or an implementation of attention that takes no mask.
+            ConfigError: the model cannot compute missing tokens, for example because a kind of
+                layer has no known mask or its attention takes no mask.
             TransferError: a load cannot be carried out.
         """
         longest = max(len(row.tokens) for row in rows)
@@ -74,13 +75,13 @@ class RowRecovery:
     def extend_all(
         self, rows: Sequence[Row], ends: Sequence[int], columns: int, error: TransferError
     ) -> None:
-        """Compute what matches lost at their ends, and make room for columns of a pass.
+        """Compute the lost ends of matches, and make room for columns of a pass.
 
         Args:
             rows: the rows.
-            ends: tokens that each match had.
-            columns: of the pass, those before it included.
-            error: why the tokens are lost.
+            ends: original number of tokens of each match.
+            columns: columns of the cache after the pass.
+            error: the reason for the loss.
 
         Raises:
             TransferError: the model cannot compute single tokens.
@@ -93,11 +94,11 @@ class RowRecovery:
             self.extend(row, end, max(end, columns - row.pad))
 
     def extend(self, row: Row, end: int, room: int) -> None:
-        """Compute the tokens from the last one that a row holds up to `end`, and commit them.
+        """Compute and commit the tokens of a row after its committed tokens, up to `end`.
 
         Args:
             row: the row.
-            end: where to stop.
+            end: token to stop at.
             room: tokens of the row to make room for.
 
         Raises:
@@ -111,7 +112,7 @@ class RowRecovery:
         lease.commit(row.tokens[has:end], now=self._executor.clock())
 
     def _compute(self, row: Row, missing: torch.Tensor, per_layer: Sequence[torch.Tensor]) -> None:
-        """Compute positions of a row, ascending, and write those of each layer."""
+        """Compute ascending positions of a row, and write the missing KV of each layer."""
         by, pool = self._passes, self._pool
         positions = missing = missing.to(pool.device)
         per_layer = [each.to(pool.device) for each in per_layer]
@@ -119,7 +120,8 @@ class RowRecovery:
         last = max(layer for layer, found in enumerate(per_layer) if len(found))
         ids = torch.as_tensor(row.tokens, device=pool.device)[missing]
         if by.reach is not None and int(missing[-1]) < by.reach:
-            # A query more, of any token: its K and V are not written, and no other query sees them.
+            # An extra query for the RoPE regime, of any token. Its K and V are neither written nor
+            # seen by the missing tokens.
             ids = torch.cat([ids, ids[-1:]])
             positions = torch.cat([missing, missing.new_tensor([by.reach])])
         try:

@@ -1,8 +1,8 @@
-"""RopeLimits: the lengths of a sequence at which a model begins to rotate its keys in another way.
+"""RopeLimits: sequence lengths at which a model changes its RoPE frequencies.
 
-Most kinds of RoPE rotate a key by its position alone. LongRoPE has one set of frequencies for
-sequences up to its original length and another beyond: KV of the two has different scopes.
-Dynamic RoPE has others for each length beyond the original one: those are refused.
+Most kinds of RoPE rotate a key by its position alone. LongRoPE has different frequencies up to its
+original length and beyond, so KV of longer sequences gets a separate scope. Dynamic RoPE has new
+frequencies for each length beyond the original length, so longer sequences are refused.
 Invariant: KV of equal tokens in equal scopes was rotated by equal frequencies.
 Cost: a comparison per pass.
 """
@@ -18,19 +18,19 @@ from kvtrie.errors import ConfigError
 
 __all__ = ["RopeLimits"]
 
-# How transformers calls rotations that depend on the position alone.
+# transformers' names of rotations by position alone.
 _PLAIN = frozenset({"default", "linear", "yarn", "llama3", "proportional", "mrope"})
 
 
 @dataclass(frozen=True, slots=True)
 class RopeLimits:
-    """The lengths at which a model's rotations change.
+    """Sequence lengths at which a model's rotations change.
 
     Attributes:
-        switches: ascending lengths; a sequence longer than one is rotated in another way.
-        limit: longest sequence that is rotated by positions alone; None where there is no limit.
-        window: longest sequence whose keys are all attended to. Beyond it Doge chooses keys by
-            their values, which ties decide by how a prompt was cut; None where nothing is chosen.
+        switches: ascending lengths. Sequences longer than a switch are rotated differently.
+        limit: longest sequence rotated by positions alone, None for no limit.
+        window: longest sequence with attention to all keys. Beyond it Doge selects keys by their
+            values, and ties depend on the split of a prompt into passes. None for no selection.
     """
 
     switches: tuple[int, ...] = ()
@@ -39,10 +39,10 @@ class RopeLimits:
 
     @classmethod
     def of(cls, config: Any) -> RopeLimits:  # noqa: ANN401 - a PretrainedConfig
-        """Read a transformers configuration; of a multimodal one, the text part.
+        """Read a transformers configuration, or the text part of a multimodal configuration.
 
         Raises:
-            ConfigError: a kind of RoPE that is not known here.
+            ConfigError: an unknown kind of RoPE.
         """
         config = config.get_text_config(decoder=True)
         stated = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
@@ -60,7 +60,7 @@ class RopeLimits:
                 original = each.get("original_max_position_embeddings")
                 switches.add(original or config.max_position_embeddings)
             elif kind == "dynamic":
-                # At the original length itself, the frequencies of a longer pass before it stay.
+                # At exactly the original length, frequencies of an earlier longer pass remain.
                 limit = config.max_position_embeddings - 1
             elif kind not in _PLAIN:
                 supported = ", ".join(sorted(_PLAIN | {"longrope", "dynamic"}))
@@ -74,7 +74,7 @@ class RopeLimits:
         return bool(self.switches) or self.limit is not None
 
     def reach_of(self, total: int) -> int | None:
-        """Longest sequence rotated as one pass over `total` tokens; None where all longer are."""
+        """Return the longest sequence with the rotation of `total` tokens, None for no limit."""
         if self.limit is not None:
             return max(total, self.limit)
         return next((switch for switch in self.switches if total <= switch), None)
@@ -83,7 +83,7 @@ class RopeLimits:
         """Return the number of switches below `length` tokens.
 
         Raises:
-            ConfigError: beyond the limit or the window.
+            ConfigError: `length` is beyond the limit or the window.
         """
         if self.limit is not None and length > self.limit:
             raise ConfigError(
@@ -99,10 +99,10 @@ class RopeLimits:
         return sum(length > switch for switch in self.switches)
 
     def check(self, length: int, regime: int) -> None:
-        """Refuse a pass up to `length` tokens that does not rotate as this regime does.
+        """Refuse a pass up to `length` tokens outside a regime.
 
         Raises:
-            ConfigError: the pass is in another regime, or beyond the limit.
+            ConfigError: the pass is in a different regime, or beyond the limit.
         """
         if self.regime(length) != regime:
             long = self.regime(length) > regime
@@ -115,12 +115,12 @@ class RopeLimits:
             )
 
     def scope(self, scope: Scope | None, regime: int) -> Scope | None:
-        """The scope of KV that was rotated in this regime; the given one in the first."""
+        """Return the scope for KV of a regime. The first regime keeps the given scope."""
         if regime == 0:
             return scope
         scope = scope or Scope()
         return replace(scope, lora=f"{scope.lora} rope beyond {self.switches[regime - 1]}")
 
     def reach(self, regime: int) -> int | None:
-        """A position that puts each pass it is in into this regime; None for the first one."""
+        """Return a position that puts a pass into a regime, None for the first regime."""
         return self.switches[regime - 1] if regime else None

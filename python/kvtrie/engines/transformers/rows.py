@@ -1,8 +1,8 @@
-"""Rows: the sequences of a batch that is padded on the left, each held by one lease.
+"""Rows: sequences of a left-padded batch, with one lease each.
 
-Column `c` of a row is token `c - pad` of it. Invariant: a lease holds every token whose KV was
-written by a finished pass, and nothing else; what raises leaves rows and leases as they were.
-Cost: one call into the manager per row; a step costs what `Step` says.
+Column `c` of a row is its token `c - pad`. Invariant: a lease holds exactly the tokens with KV
+written by a finished pass. Exceptions leave rows and leases unchanged.
+Cost: one call into the manager per row, and a `Step` per pass.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence: its lease, the columns before it, its prompt and what passes appended."""
+    """A sequence: its lease, the columns before it, and the tokens of its prompt and passes."""
 
     lease: Lease
     pad: int
@@ -51,13 +51,13 @@ class Row:
         """Make room for columns up to `end`.
 
         Raises:
-            NoSpaceError: there is none.
+            NoSpaceError: there is no room.
         """
         new = max(0, end - self.pad - self.lease.tokens)
         patiently(executor, partial(self.lease.reserve, new))
 
     def commit(self, new: NDArray[np.int64], now: int) -> Row:
-        """Commit tokens whose KV is written; return the row with those beyond its own."""
+        """Commit tokens after their KV is written. Return the row extended by new tokens."""
         self.lease.commit(new, now=now)
         more = self.lease.tokens - len(self.tokens)
         if more <= 0:
@@ -65,44 +65,44 @@ class Row:
         return replace(self, tokens=np.concatenate([self.tokens, new[-more:]]))
 
     def cut(self, end: int, now: int) -> Row:
-        """Forget the columns from `end` on; return the row without their tokens."""
+        """Remove the columns from `end` on. Return the row without their tokens."""
         keep = max(0, end - self.pad)
         if self.lease.tokens > keep:
             self.lease.truncate(keep, now=now)
-        # Other tokens may follow the cut.
+        # Different tokens may follow the cut.
         return replace(self, tokens=self.tokens[:keep])
 
 
 def patiently(executor: Executor, ask: Callable[..., _T]) -> _T:
-    """Ask for room; if there is none, once more when no move is under way.
+    """Ask for room. If there is none, retry once after all moves have ended.
 
     Args:
         executor: carries out the moves.
         ask: called with the time as `now`.
 
     Raises:
-        NoSpaceError: there is none.
+        NoSpaceError: there is no room after the retry.
     """
     try:
         return ask(now=executor.clock())
     except NoSpaceError:
-        # Moves may have ended since: whether some are still under way says nothing.
+        # Retry even if no move is in flight now, because moves may have ended since.
         executor.drain()
     return ask(now=executor.clock())
 
 
 def select(rows: Sequence[Row], sources: Sequence[int], now: int) -> list[Row]:
-    """Return the rows of a batch that goes on from some rows, each of them any number of times.
+    """Return new rows continued from source rows. A source may be used several times.
 
-    The leases of the others are released.
+    The leases of unused rows are released.
 
     Args:
         rows: the rows so far.
-        sources: by new row, the row that it continues.
+        sources: by new row, the index of its source row.
         now: the time.
 
     Raises:
-        NoSpaceError: no room for the last block of a row that goes on twice.
+        NoSpaceError: no room for the last block of a repeated row.
     """
     forks: dict[int, list[Lease]] = {}
     try:
@@ -123,7 +123,7 @@ def select(rows: Sequence[Row], sources: Sequence[int], now: int) -> list[Row]:
 
 
 def step_of(rows: Sequence[Row], pool: Pool, past: int, queries: int) -> Step:
-    """Return the slots that a pass over `queries` columns after `past` others reads and writes."""
+    """Return the slots read and written by a pass over `queries` columns after `past` columns."""
     return Step.of_columns(
         pool,
         [pool.table(row.lease.slots(0)) for row in rows],
@@ -137,16 +137,16 @@ def step_of(rows: Sequence[Row], pool: Pool, past: int, queries: int) -> Step:
 def fresh_tokens(
     rows: Sequence[Row], holds: Sequence[int], ids: torch.Tensor, past: int
 ) -> list[NDArray[np.int64]]:
-    """Return, per row, the tokens of a pass whose KV the row does not hold yet.
+    """Return, per row, the tokens of a pass not yet held by the row.
 
     Args:
         rows: the batch.
-        holds: per row, the number of tokens that it holds or awaits.
+        holds: per row, the number of tokens held or loading.
         ids: int64 `(rows, queries)`, the tokens of the pass.
         past: columns before the pass.
 
     Raises:
-        ConfigError: tokens that do not continue a prompt.
+        ConfigError: the tokens do not continue a prompt.
         TransferError: tokens of a row were lost.
     """
     fresh: list[NDArray[np.int64]] = []
@@ -169,14 +169,14 @@ def fresh_tokens(
 
 
 def check_repeated(rows: Sequence[Row], ids: torch.Tensor) -> None:
-    """Refuse columns of a pass that repeat other tokens than the rows have.
+    """Refuse a pass if its repeated columns differ from the tokens of the rows.
 
     Args:
         rows: the batch.
-        ids: int64 `(n × rows, columns)`, the first columns of the pass; each row is repeated.
+        ids: int64 `(n × rows, columns)`, the first columns of the pass, with each row repeated.
 
     Raises:
-        ConfigError: a row of the pass is another sequence.
+        ConfigError: a row of the pass is a different sequence.
     """
     times = len(ids) // len(rows)
     for at, columns in enumerate(ids.cpu().numpy()):

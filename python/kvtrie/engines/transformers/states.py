@@ -1,8 +1,8 @@
-"""States: recurrent states of running rows, in the layers of transformers that compute with them.
+"""States: recurrent states of running rows, in the cache layers of transformers.
 
-A pass leaves the state at its end only. So it ends at each border for which a row has a slot, and
-the state is then copied to the block before that border when its tokens are committed.
-Invariant: the state in a slot is that after its block. Cost: a copy of what a commit names.
+A pass leaves only the state at its end. Passes therefore end at each block border with a slot, and
+the commit copies the state to the block before the border.
+Invariant: a slot has the state after its block. Cost: a copy per committed slot.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class States:
     """The states of a batch of rows.
 
     Args:
-        groups: the groups of layers that have some.
-        tried: what the layers of the model keep.
-        layers: the layers of a cache of transformers, without a token.
+        groups: the groups of layers with states.
+        tried: cache contents of each layer.
+        layers: empty layers of a transformers cache.
 
     Attributes:
-        settle: called with a layer that is still to be read, before its states are used.
-        late: layers whose states are still to be read, with their group and place in it.
+        settle: called with a layer before its first use, if its states are not yet read.
+        late: layers with states not yet read, with their group and index in it.
     """
 
     def __init__(self, groups: Sequence[GroupBlocks], tried: Tried, layers: Sequence[Any]) -> None:
@@ -45,19 +45,19 @@ class States:
         self.late: dict[int, tuple[GroupBlocks, int]] = {}
 
     def goal(self, row: Row, tokens: int) -> int:
-        """The token up to which opening computes a row with a match of some tokens.
+        """Return the token up to which opening computes a row with a match of `tokens`.
 
-        A repeat of the row goes on there.
+        A repeat of the prompt can resume there.
         """
         return max([tokens, *(one for one in row.lease.plan.resume if one < len(row.tokens))])
 
     @property
     def stepwise(self) -> bool:
-        """Whether a pass over states must have one token."""
+        """Whether a pass over states is limited to one token."""
         return self._tried.stepwise
 
     def stop(self, rows: Sequence[Row], past: int, end: int) -> int:
-        """The column at which a pass from `past` to `end` must end before it goes on."""
+        """Return the column for splitting a pass from `past` to `end`, `end` for no split."""
         if self.stepwise and past:
             return past + 1
         borders = [end]
@@ -70,7 +70,7 @@ class States:
         return min(borders)
 
     def expect(self) -> None:
-        """Begin with a row whose states are read layer by layer, when each layer asks for them."""
+        """Begin with a row, and read the states of each layer on first use."""
         for group in self._groups:
             for at, layer in enumerate(group.layers):
                 for state in self._tried.layers[layer].states:
@@ -82,17 +82,17 @@ class States:
                 self.late[layer] = group, at
 
     def read(self, layer: int, row: Row, tokens: int) -> None:
-        """Read the states of a layer after some tokens of the only row, as `Windows.read`."""
+        """Read the states of a layer after `tokens` of the only row, as `Windows.read`."""
         group, index = self.late[layer]
         self._have(layer)
         for slot in group.last(row, tokens):
             for state, part in self._parts(group, index, slot):
                 flat = torch.empty_like(part)
-                flat.copy_(part)  # a part may start where the tensor's type may not
+                flat.copy_(part)  # a part may be misaligned for the tensor's type
                 self._put(layer, state, flat.view(state.dtype).view(1, *state.shape))
 
     def adopt(self, other: States) -> None:
-        """Take the layers that are still to be read from another cache."""
+        """Take layers not yet read from the states of a different batch."""
         for layer in self.late:
             self._have(layer)
             for state in self._tried.layers[layer].states:
@@ -102,7 +102,7 @@ class States:
         self.late = {}
 
     def write(self, at: int, row: Row, filled: range, end: int) -> None:
-        """Write states to the slots of the blocks that a pass has filled, as `Windows.write`."""
+        """Write states to the slots of blocks filled by a pass, as `Windows.write`."""
         for group in self._groups:
             for place, slot in group.taken(row, filled):
                 border = (place + 1) * group.pool.block_tokens
@@ -118,7 +118,7 @@ class States:
                         part.copy_(mine[at].contiguous().view(-1).view(torch.uint8))
 
     def take(self, others: Sequence[States], rows: Sequence[Sequence[int]]) -> None:
-        """Take rows of the states of caches, one after another; those without a token are zeros."""
+        """Concatenate selected rows of several batches. States before any token are zeros."""
         for layer, kept in enumerate(self._tried.layers):
             for state in kept.states:
                 found = [one._tensors(layer, state)[state.index] for one in others]  # noqa: SLF001
@@ -134,7 +134,7 @@ class States:
     def _parts(
         self, group: GroupBlocks, index: int, slot: int
     ) -> Iterator[tuple[LayerState, torch.Tensor]]:
-        """The states of a layer of a group, each with its part of a slot's bytes."""
+        """Yield the states of a group's layer, each with its part of a slot's bytes."""
         kept = self._tried.layers[group.layers[index]]
         start = index * kept.state_bytes
         for state in kept.states:
@@ -142,17 +142,17 @@ class States:
             start += state.bytes
 
     def _have(self, layer: int) -> None:
-        """Let a layer use its tensors as they are."""
+        """Make a layer use its tensors directly, without reading on first use."""
         kept = self._layers[layer]
         for name in _NAMES:
             setattr(kept, name, dict(getattr(kept, name)))
 
     def _tensors(self, layer: int, state: LayerState) -> dict[int, torch.Tensor | None]:
-        """The states of one kind of a layer, by their number."""
+        """Return the states of a layer of the kind of `state`, by index."""
         return getattr(self._layers[layer], f"{state.kind}_states")
 
     def _put(self, layer: int, state: LayerState, tensor: torch.Tensor) -> None:
-        """Let a layer go on from a state `(rows, ...)`."""
+        """Set a state `(rows, ...)` of a layer."""
         layers = self._layers[layer]
         layers.lazy_initialization(**{f"{state.kind}_states": tensor}, state_idx=state.index)
         layers.has_previous_state[state.index] = True
@@ -160,7 +160,7 @@ class States:
 
 
 class _Late(dict[int, Any]):
-    """Tensors of a layer that are read before the first of them is used."""
+    """Tensors of a layer, read on first use."""
 
     def __init__(self, layer: Any, name: str, settle: Callable[[], object]) -> None:  # noqa: ANN401
         super().__init__(getattr(layer, name))

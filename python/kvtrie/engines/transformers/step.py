@@ -1,8 +1,8 @@
-"""Step: the addresses of one forward pass, from logical positions to rows of a pool.
+"""Step: maps logical positions of a forward pass to rows of a pool.
 
-Built once per pass for all layers, so that a layer's `update` is one scatter and one gather.
-Invariant: only rows that the pass computes are written; whatever is shared is only read.
-Cost: `layers × batch × keys` integers per pass; a gather copies the keys and values it returns.
+Built once per pass for all layers, so a layer's `update` is one scatter and one gather.
+Invariant: only rows computed by the pass are written. Shared rows are only read.
+Cost: `layers × batch × keys` integers per pass. A gather copies the keys and values it returns.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ __all__ = ["Step"]
 
 @dataclass(slots=True)
 class Step:
-    """Slots of the new rows of K and V, and the rows that each query may see.
+    """Pool addresses of a pass: new rows of K and V to write, and rows visible to queries.
 
     Attributes:
         pool: the memory of the first tier.
-        keys: number of keys that every row of the batch sees.
+        keys: number of keys visible to every row of the batch.
         units: int64 `(layers, batch × keys)`: the unit of each key.
-        offsets: int64 `(batch × keys,)`: its place in the block.
-        sources: per layer, which of the `batch × queries` new rows are written.
-        targets: per layer, the unit and offset of each of those, int64 `(2, written)`.
+        offsets: int64 `(batch × keys,)`: the offset of each key in its block.
+        sources: per layer, indices of the new rows to write, from `batch × queries`.
+        targets: per layer, the unit and offset of each written row, int64 `(2, written)`.
     """
 
     pool: Pool
@@ -51,13 +51,13 @@ class Step:
         past: int,
         queries: int,
     ) -> Step:
-        """The step that appends `queries` columns to a batch that is padded on the left.
+        """Return the step for appending `queries` columns to a left-padded batch.
 
         Args:
             pool: the memory of the first tier.
             tables: per row, its units, int64 `(layers, blocks)`.
             pads: per row, the number of columns before its first token.
-            cached: per row, the number of tokens that have KV already; those are not written again.
+            cached: per row, the number of tokens with KV. They are not written again.
             past: columns before the new ones.
             queries: new columns.
         """
@@ -91,13 +91,13 @@ class Step:
         positions: torch.Tensor,
         per_layer: Sequence[torch.Tensor],
     ) -> Step:
-        """The step that computes single positions of one sequence, in any order.
+        """Return the step for computing single positions of a sequence.
 
         Args:
             pool: the memory of the first tier.
             table: units of the sequence, int64 `(layers, blocks)`.
-            positions: int64 `(queries,)`, ascending: what is computed.
-            per_layer: of those, the positions whose KV is missing at each layer.
+            positions: int64 `(queries,)`, ascending: the positions to compute.
+            per_layer: for each layer, the positions with missing KV.
         """
         keys = int(positions[-1]) + 1
         logical = torch.arange(keys, device=pool.device)
@@ -111,7 +111,7 @@ class Step:
         return cls(pool, keys, units, offsets, sources, targets)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store the new rows of a layer; K and V are `(batch, heads, queries, dim)`."""
+        """Store new K and V `(batch, heads, queries, dim)` of a layer."""
         source, (unit, offset) = self.sources[layer], self.targets[layer]
         if len(source):
             self.pool.scatter(
@@ -122,7 +122,7 @@ class Step:
             )
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of a layer at all positions in logical order, `(batch, heads, keys, dim)`."""
+        """Return K and V of a layer in logical order, `(batch, heads, keys, dim)`."""
         keys, values = self.pool.gather(self.units[layer], self.offsets)
         shape = (-1, self.keys, *keys.shape[1:-1])
         return (

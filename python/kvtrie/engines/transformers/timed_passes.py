@@ -1,10 +1,10 @@
-"""Times of a model's passes and of the device that computes them, for `kvtrie profile`.
+"""Measure a model's passes and its device, for `kvtrie profile`.
 
-Both axes of a pass, its tokens and the context before them, are measured on the device that serves,
-as are its memory bandwidth in bytes per second and its matrix multiplication in operations per
+Passes are timed by tokens and by context before the tokens, on the serving device. The device is
+measured for memory bandwidth in bytes per second and for matrix multiplication in operations per
 second.
-Invariant: every figure was timed here. Cost: seconds per cell at most, and as long as the longest
-context takes to prefill.
+Invariant: every figure is measured on this machine. Cost: seconds per cell at most, and the prefill
+of the longest context.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["time_decodes", "time_device", "time_passes", "time_prefill"]
 
 _NS = 1_000_000_000
-_ENOUGH_NS = 2 * _NS  # of one cell, whose runs may be fewer then
+_ENOUGH_NS = 2 * _NS  # per cell. A cell ends early after this time
 _FEWEST = 2
 _COPIED_BYTES = 64 << 20
 _SIDE = 1024
@@ -38,12 +38,12 @@ def time_prefill(
     *,
     repeats: int,
 ) -> Iterator[tuple[int, Timing]]:
-    """Measure the prefill of one block after warm contexts.
+    """Measure the prefill of a block after warm contexts.
 
     Args:
-        model: a causal language model; it moves to the device of a `gpu` tier.
+        model: a causal language model. It moves to the device of a `gpu` tier.
         block_tokens: tokens of a block.
-        contexts: tokens before it, ascending.
+        contexts: tokens before the block, ascending.
         repeats: runs per context.
 
     Yields:
@@ -83,10 +83,10 @@ def time_passes(
     """Measure passes of several sizes after warm contexts.
 
     Args:
-        model: a causal language model; it moves to the device of a `gpu` tier.
+        model: a causal language model. It moves to the device of a `gpu` tier.
         contexts: tokens before a pass, ascending.
         tokens: tokens of a pass.
-        repeats: runs per cell; fewer, at least two, once they have taken more than two seconds.
+        repeats: runs per cell, or fewer but at least two if they take more than two seconds.
 
     Yields:
         Context, tokens, and the median time of the pass in nanoseconds.
@@ -117,12 +117,12 @@ def time_decodes(
     *,
     repeats: int,
 ) -> Iterator[tuple[int, int, float]]:
-    """Measure steps in which requests decode one token each after equal contexts.
+    """Measure steps decoding one token for each request, after equal contexts.
 
     Args:
-        model: a causal language model; it moves to the device of a `gpu` tier.
+        model: a causal language model. It moves to the device of a `gpu` tier.
         contexts: tokens before the step, ascending.
-        requests: numbers of requests that decode together.
+        requests: numbers of requests per step.
         repeats: as for `time_passes`.
 
     Yields:
@@ -151,12 +151,12 @@ def time_decodes(
 def time_device(dtype: str, *, repeats: int) -> Device:
     """Measure copies and matrix products on the device of a `gpu` tier.
 
-    A copy of 64 MiB counts as read and written; a product of two square matrices of side 1024 as
-    `2 * 1024**3` operations. The median of the runs counts.
+    A copy of 64 MiB counts as read and written. A product of two square matrices of side 1024
+    counts as `2 * 1024**3` operations. The result is the median of the runs.
 
     Args:
         dtype: torch's name of the format of the matrices.
-        repeats: runs of each; fewer, at least two, once they have taken more than two seconds.
+        repeats: runs of each, or fewer but at least two if they take more than two seconds.
     """
     device = default_device()
     source = torch.zeros(_COPIED_BYTES, dtype=torch.uint8, device=device)
@@ -177,7 +177,7 @@ def time_device(dtype: str, *, repeats: int) -> Device:
 
 
 def _ids(model: Any, number: int) -> torch.Tensor:  # noqa: ANN401 - a transformers model
-    """Random tokens `(1, number)` on the device of a `gpu` tier, where the model is moved."""
+    """Move a model to the device of a `gpu` tier. Return random tokens `(1, number)` there."""
     model.to(default_device())
     vocabulary = int(model.config.get_text_config().vocab_size)
     ids = np.random.default_rng(0).integers(1, vocabulary, number)

@@ -1,10 +1,10 @@
-"""Trial: two passes of two tokens that show how a model hands its KV to a cache.
+"""Trial: two passes over two tokens, to check how a model fills its cache.
 
-Configurations do not say all: models repeat heads before they cache them, share layers, keep states
-of other kinds, pass their own base by, read a prompt in both directions. A model is tried once,
-when its first cache is opened.
-Invariant: what a model hands over in the trial is what the first tier holds, layer by layer, and
-follows from the tokens up to it alone.
+Configurations are incomplete: a model may repeat heads before caching them, share layers, keep
+states, bypass its own base module or read a prompt in both directions. A model is tried once, when
+its first cache is opened.
+Invariant: K and V of an accepted model have the first tier's format, layer by layer, and depend
+only on tokens up to their own.
 Cost: two forward passes over two tokens per model object.
 """
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 __all__ = ["check_stated", "run_pass", "trial"]
 
 _TOKENS = 2
-# Largest difference that is rounding, as a share of the largest number; more in coarser formats.
+# Largest difference by rounding, as a share of the largest number. Coarser formats allow more.
 _APART = 1e-4
-# Of each model that has been tried, the module that its passes enter.
+# Entry module of each tried model.
 _entries: Remembered[ref[torch.nn.Module]] = Remembered()
-# Errors of a model that gets an unsuitable cache. Running out of memory is not one of them.
+# Errors of a model with an unsuitable cache. Running out of memory is not included.
 _UNFIT = (AttributeError, IndexError, KeyError, TypeError, ValueError, NotImplementedError)
 
 
 class _Recorder(Cache):
-    """A cache of one pass, which notes the layers that it is given."""
+    """A cache for a single pass, recording the layers that use it."""
 
     def __init__(self, pool: Pool) -> None:
         super().__init__(layers=[])
@@ -77,15 +77,15 @@ class _Recorder(Cache):
 
 
 def check_stated(model: PreTrainedModel, shape: ModelShape, pool: Pool) -> None:
-    """Refuse a model whose configuration states other KV than the tiers hold; no pass is run.
+    """Refuse a model if its configuration does not match the tiers. Runs no pass.
 
     Args:
         model: the model.
-        shape: that of the manager.
+        shape: the shape of the manager's model.
         pool: the memory of the first tier.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: the configuration does not match.
     """
     real = ModelShape.from_config(model.config, dtype=str(model.dtype).removeprefix("torch."))
     mine, theirs = (
@@ -100,19 +100,19 @@ def check_stated(model: PreTrainedModel, shape: ModelShape, pool: Pool) -> None:
 
 
 def trial(model: PreTrainedModel, pool: Pool, state: ModelState | None = None) -> torch.nn.Module:
-    """Try a model, unless that has been done and it is as it was then.
+    """Try a model, or return the earlier result if the model has not changed.
 
     Args:
-        model: in evaluation mode.
+        model: the model, in evaluation mode.
         pool: the memory of the first tier.
-        state: the model's state, if the caller has just looked at it.
+        state: the model's state, if known to the caller.
 
     Returns:
-        The innermost module that is given the tokens and the cache, whatever wraps it.
+        The innermost module called with the tokens and the cache.
 
     Raises:
-        ConfigError: it does not run on such a cache, hands over other K and V, other layers, or
-            K and V that follow from later tokens.
+        ConfigError: the model does not run on a cache of K and V, hands over unexpected layers or
+            formats, or its K and V depend on later tokens.
     """
     known = _entries.get(model, state)
     cached = None if known is None else known()
@@ -143,7 +143,7 @@ def trial(model: PreTrainedModel, pool: Pool, state: ModelState | None = None) -
 
 
 def _check_causal(name: str, one: _Recorder, other: _Recorder) -> None:
-    """Refuse a model whose K and V of the first token differ between two second tokens."""
+    """Refuse a model if K and V of the first token depend on the second token."""
     for at, (mine, theirs) in enumerate(zip(one.first, other.first, strict=True)):
         apart = float((mine - theirs).abs().max() / mine.abs().max().clamp(min=1e-9))
         allowed = max(_APART, 4 * torch.finfo(one.pool.keys.dtype).eps)
@@ -158,16 +158,16 @@ def _check_causal(name: str, one: _Recorder, other: _Recorder) -> None:
 def run_pass(
     model: PreTrainedModel, cache: Cache, ids: torch.Tensor, start: int
 ) -> tuple[Any, list[torch.nn.Module]]:
-    """Run a pass over tokens that follow `start` tokens in a cache.
+    """Run a pass over tokens after `start` cached tokens.
 
     Args:
-        model: in evaluation mode.
-        cache: given to the model as it is.
-        ids: int64 `(1, n)`.
-        start: position of the first of them.
+        model: the model, in evaluation mode.
+        cache: passed to the model unchanged.
+        ids: int64 `(1, n)`, the tokens.
+        start: position of the first token.
 
     Returns:
-        The model's output, and the modules given the tokens and the cache, outermost first.
+        The model's output, and the modules called with the tokens and the cache, outermost first.
 
     Raises:
         ConfigError: the model does not run on the cache.
@@ -178,13 +178,13 @@ def run_pass(
     def note(
         module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
-        # torch gives no keywords to a hook that is added or removed during another thread's pass.
+        # torch passes no keywords to a hook added or removed during a concurrent pass.
         if kwargs is not None and any(one is cache for one in (*args, *kwargs.values())):
             given = named(module, args, kwargs)
             if given.get("past_key_values") is cache and given.get("input_ids") is not None:
                 entered.append(module)
 
-    # All modules of the model: a wrapper may call the one that it wraps past its hooks.
+    # Hook all modules: a wrapper may call the wrapped module without its hooks.
     hooks = [
         module.register_forward_pre_hook(note, with_kwargs=True)
         for module in cast("Iterable[torch.nn.Module]", model.modules())

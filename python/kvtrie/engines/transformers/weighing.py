@@ -1,9 +1,10 @@
-"""Weighing: how much attention each key is given in a pass, in addition to attention's output.
+"""Weighing: sums the attention weights of each key during a pass.
 
-The pass runs over copies of a layer's modules, which share its weights and whose configuration
-names an attention that also adds up its weights. It knows masks and soft caps; sinks are left out.
-Invariant: the layer and its configuration are not touched, so passes of other threads are what they
-were. Cost: attention in fp32, all of its weights at once: `query heads × queries × keys` numbers.
+The pass runs over copies of a layer's modules. They share its parameters, and their configuration
+selects an attention function that also sums its weights. Masks and soft caps are supported, sinks
+are ignored.
+Invariant: the layer and its configuration are not changed, so concurrent passes are not affected.
+Cost: attention in fp32, with all weights in memory: `query heads × queries × keys` numbers.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -43,10 +44,11 @@ def weighed(
     Args:
         layer: a decoder layer.
         config: the configuration that its attention reads.
-        weights: to which the weights are added.
+        weights: the sums to add to.
 
     Raises:
-        ConfigError: by the forward: the layer attends without asking its configuration how.
+        ConfigError: raised by the returned forward if the configuration does not select the
+            layer's attention.
     """
     other = copy.copy(config)
     vars(other)["_attn_implementation_internal"] = _NAME
@@ -70,7 +72,7 @@ def weighed(
 
 
 def _twin(module: torch.nn.Module, config: object, other: object) -> torch.nn.Module:
-    """A copy of a module and of all below it that shares their weights, with another config."""
+    """Copy a module tree with shared parameters and a different configuration."""
     twin = copy.copy(module)
     own = vars(twin)
     own["_modules"] = {
@@ -94,9 +96,9 @@ def _weighed(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    **given: Any,  # noqa: ANN401 - what transformers passes on
+    **given: Any,  # noqa: ANN401 - passed on by transformers
 ) -> tuple[torch.Tensor, None]:
-    # Query heads of one KV head side by side: (KV heads, heads each, queries, dim).
+    # Query heads grouped by KV head: (KV heads, heads each, queries, dim).
     queries = query[0].unflatten(0, (key.shape[1], -1)).float()
     scale = given.get("scaling") or query.shape[-1] ** -0.5
     scores = torch.einsum("ghqd,gkd->ghqk", queries, key[0].float()) * scale

@@ -1,10 +1,10 @@
 """Windows: K and V of the last tokens of running rows, in layers with a sliding window.
 
-They are tensors of the cache: a block gets its part when it is committed, in the slot that the
-commit names, and opening a cache reads them at the border of the match.
-Invariant: a layer holds the columns that the next query sees and the last block's worth of columns,
-from the first row's padding on at most. Cost: per pass and layer one concatenation; of memory, per
-row the window and a block.
+Windows are tensors of the cache. A commit copies their columns to the slots of its blocks, and
+opening a cache reads them at the end of the match.
+Invariant: a layer holds the columns visible to the next query and the last block of columns, as far
+as there are columns. Cost: per pass and layer one concatenation. Memory per row: the window and a
+block.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Windows:
     """The windows of a batch of rows.
 
     Args:
-        groups: the groups of layers that have one.
+        groups: the groups of layers with a window.
 
     Attributes:
-        layers: by layer of the model, its window.
-        late: layers whose window is still to be read, with their group and place in it.
+        layers: the windows, by layer of the model.
+        late: layers with a window not yet read, with their group and index in it.
     """
 
     def __init__(self, groups: Sequence[GroupBlocks]) -> None:
@@ -43,35 +43,35 @@ class Windows:
         }
 
     def expect(self) -> None:
-        """Begin with a row whose window is read layer by layer, as each layer has come."""
+        """Begin with a row, and read its window layer by layer as loads arrive."""
         self.late = {
             layer: (group, at) for group in self._groups for at, layer in enumerate(group.layers)
         }
 
     def read(self, layer: int, row: Row, tokens: int) -> None:
-        """Read what queries after some tokens of the only row see in a layer.
+        """Read the window of a layer after `tokens` of the only row.
 
         Raises:
-            TransferError: the row's match is shorter now.
+            TransferError: a failed load has shortened the match.
         """
         group, index = self.late[layer]
         if slots := group.last(row, tokens):
             self.layers[layer].fill(*group.tokens(slots, index))
 
     def adopt(self, other: Windows) -> None:
-        """Take the layers that are still to be read from another cache."""
+        """Take layers not yet read from the windows of a different batch."""
         for layer in self.late:
             self.layers[layer] = other.layers[layer]
         self.late = {}
 
     def write(self, at: int, row: Row, filled: range, end: int) -> None:
-        """Write windows to the slots of the blocks that a pass has filled.
+        """Write windows to the slots of blocks filled by a pass.
 
         Args:
-            at: the row of the batch.
-            row: its lease.
-            filled: the blocks, by their place in the row.
-            end: the column at which the pass ended.
+            at: index of the row in the batch.
+            row: the row.
+            filled: the blocks, by index in the row.
+            end: the end column of the pass.
         """
         for group in self._groups:
             size = group.pool.block_tokens
@@ -82,12 +82,12 @@ class Windows:
                     self.layers[layer].block(at, start, size, group.pool.view(unit))
 
     def take(self, others: Sequence[Windows], rows: Sequence[Sequence[int]]) -> None:
-        """Take rows of the windows of caches, one after another."""
+        """Concatenate selected rows of the windows of several batches."""
         for layer, window in self.layers.items():
             window.take([one.layers[layer] for one in others], rows)
 
     def trim(self) -> None:
-        """Forget columns that neither a query nor a commit will need."""
+        """Drop columns not needed by later queries and commits."""
         for window in self.layers.values():
             window.trim()
 
@@ -96,8 +96,8 @@ class WindowLayer:
     """K and V `(batch, heads, columns, dim)` up to the last column.
 
     Args:
-        window: tokens that a query sees, itself included.
-        block: tokens of a block: as many columns are kept for a commit.
+        window: tokens visible to a query, itself included.
+        block: tokens of a block. At least this number of columns is kept for a commit.
     """
 
     def __init__(self, window: int, block: int) -> None:
@@ -107,24 +107,24 @@ class WindowLayer:
         self.values: torch.Tensor | None = None
 
     def visible(self, past: int) -> int:
-        """Cached columns that the next query sees, of `past` ones."""
+        """Return the number of cached columns visible to the next query, out of `past`."""
         return min(past, self.window - 1)
 
     def fill(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Take K and V of the columns before the next one."""
+        """Set K and V of the last columns."""
         self.keys, self.values = keys, values
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, past: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append new columns; return those that they see, with themselves."""
+        """Append new columns. Return all columns visible to them, with themselves."""
         wanted = self.visible(past) + keys.shape[2]
         self.keys = _appended(self.keys, keys)
         self.values = _appended(self.values, values)
         return _last(self.keys, wanted), _last(self.values, wanted)
 
     def trim(self) -> None:
-        """Forget columns that neither a query nor a commit will need."""
+        """Drop columns not needed by later queries and commits."""
         if self.keys is None or self.values is None:
             return
         if self.keys.shape[2] > 2 * self._least:  # not in every pass, as it copies
@@ -134,7 +134,7 @@ class WindowLayer:
     def block(
         self, row: int, start: int, size: int, out: tuple[torch.Tensor, torch.Tensor]
     ) -> None:
-        """Copy K and V of a block of a row, which starts `-start` columns before the end."""
+        """Copy K and V of a row's block, starting `-start` columns before the end."""
         if self.keys is None or self.values is None:
             raise IndexError("a window without a column has no block")
         for kept, target in zip((self.keys, self.values), out, strict=True):
@@ -142,7 +142,7 @@ class WindowLayer:
             target.copy_(kept[row, :, first : first + size].transpose(0, 1))
 
     def take(self, layers: Sequence[WindowLayer], rows: Sequence[Sequence[int]]) -> None:
-        """Take rows of layers, one after another; shorter ones get columns of zeros in front."""
+        """Concatenate selected rows of layers. Shorter layers get columns of zeros in front."""
         longest = max(
             (layer.keys.shape[2] for layer in layers if layer.keys is not None), default=0
         )
@@ -165,7 +165,7 @@ def _appended(kept: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
 
 
 def _last(kept: torch.Tensor, wanted: int) -> torch.Tensor:
-    """The last columns; columns that were not kept are zeros, which masks hide."""
+    """Return the last columns. Columns not kept are zeros, hidden by masks."""
     lacking = wanted - kept.shape[2]
     if lacking > 0:
         return torch.nn.functional.pad(kept, (0, 0, lacking, 0))
