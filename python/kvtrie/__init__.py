@@ -1,7 +1,7 @@
-"""kvtrie: the KV-cache block manager that any LLM inference engine can drop in.
+"""kvtrie: a KV-cache block manager for any LLM inference engine.
 
 Import the names below from here. Invariant: importing this package loads numpy and nothing
-heavier. Cost: that of numpy plus a few milliseconds.
+heavier. Cost: the import of numpy plus a few milliseconds.
 """
 
 from __future__ import annotations

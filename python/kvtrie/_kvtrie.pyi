@@ -2,13 +2,13 @@
 """Native classes of kvtrie; import them from `kvtrie`.
 
 Times are integer nanoseconds on the caller's monotone clock, below 2**63. A time below the latest
-one seen counts as that one (`Stats.clamped`), and so does a time more than a day beyond it until
-the next call confirms it (`Stats.doubted`). A tier is named by its index in the manager's list or
-by its kind. A block is named by its handle, a `uint64` that is valid until the block is removed, or
+time seen counts as the latest time (`Stats.clamped`). So does a time more than a day above it,
+until the next call confirms it (`Stats.doubted`). A tier is named by its kind, or by its index in
+the manager's list. A block is named by its handle, a `uint64` valid until the block is removed, or
 by a `MatchedBlock`.
 
-Every call can raise, in addition to the errors it lists: `ConfigError` for a wrong argument (its
-message has the numbers), `ClosedError` once the manager is closed, `InvariantError` once it is
+In addition to the errors it lists, every call can raise `ConfigError` for a wrong argument (the
+message has the numbers), `ClosedError` once the manager is closed, and `InvariantError` once it is
 broken. A call that raises has changed nothing.
 """
 
@@ -85,7 +85,7 @@ KERNELS: dict[str, str]
 __version__: str
 
 def page_bytes(slots: list[int]) -> int:
-    """Bytes of a page of a tier that groups of layers share.
+    """Return the bytes of a page of a tier shared by several groups of layers.
 
     Args:
         slots: bytes of a slot of each group.
@@ -96,15 +96,16 @@ def page_bytes(slots: list[int]) -> int:
 
 @final
 class HashLines:
-    """Reader of the lines of a trace of block hashes, where nothing is unusual.
+    """Fast reader of the usual lines of a trace of block hashes.
 
-    Equal hashes have equal ids, and distinct ones distinct ids.
+    Equal hashes have equal ids, and distinct hashes have distinct ids.
 
     Args:
-        most: ids of a line.
-        own: hashes below are ids as they are; others are numbered from there as they appear.
-        room: ids end before.
-        hash_tokens: tokens of a hash, against which lines are checked; None checks none.
+        most: maximum number of ids in a line.
+        own: hashes below this number are used as ids. Larger hashes are numbered from it in order
+            of appearance.
+        room: upper end of the ids, excluded.
+        hash_tokens: tokens of a hash, to check lines against. None disables the check.
     """
 
     def __new__(cls, *, most: int, own: int, room: int, hash_tokens: int | None = None) -> Self: ...
@@ -130,29 +131,28 @@ class HashLines:
 
         Returns:
             `(timestamp, arrival_ns, input tokens, output tokens, block ids, session, names of
-            fields that are not read, (request_id, wait_for, tool_wait_ms))`; None for a line that
-            cannot be, or that `kvtrie.sim.readers.hashes` has to look at: it names the fault, and
-            reads the same.
+            unread fields, (request_id, wait_for, tool_wait_ms))`. None for an invalid or unusual
+            line: `kvtrie.sim.readers.hashes` then reads the line or names the fault.
         """
 
     def ids(self, hashes: Sequence[int]) -> NDArray[np.uint32]:
-        """Return the ids of hashes of 64 bits.
+        """Return the ids of 64-bit hashes.
 
         Raises:
             ConfigError: no id is left.
         """
 
 def locality(candidates: list[tuple[int, int]], ratio: int) -> int:
-    """Return the candidate that the simulator's router `locality` chooses.
+    """Return the machine chosen by the simulator's router `locality`.
 
     Args:
-        candidates: `(load, hit)` of each machine, requests and tokens; at least one.
+        candidates: `(load, hit)` of each machine, in requests and tokens; at least one machine.
         ratio: in units of 2**-32, at least 1.
     """
 
 @type_check_only
 class _Array(Protocol):
-    """An object that numpy reads as an array, such as a CPU tensor."""
+    """An object readable by numpy as an array, for example a CPU tensor."""
 
     def __array__(self) -> NDArray[Any]: ...
 
@@ -168,12 +168,12 @@ _Reason: TypeAlias = Literal["clean", "demoted", "dropped"]
 
 @final
 class BlockManager:
-    """Decides what is cached where, what to keep, what to move and what to recompute.
+    """Decides which blocks to cache on which tier, to evict, to move and to recompute.
 
-    It never touches bytes: `moves` says what to copy, `complete` reports that it is done. All
-    methods may be called from any thread. Long calls (`lookup_many` and `acquire` of more than
-    65 536 tokens, `hint`, `index`, `load_index`, `flush`, `snapshot`, `audit`) let other threads
-    run.
+    The manager never touches bytes: `moves` returns the copies to make, `complete` reports them
+    done. All methods may be called from any thread. Long calls (`lookup_many` and `acquire` of more
+    than 65 536 tokens, `hint`, `index`, `load_index`, `flush`, `snapshot`, `audit`) let other
+    threads run.
     """
 
     def __new__(
@@ -202,51 +202,51 @@ class BlockManager:
         """Make a manager without a block.
 
         Args:
-            model: the shape of the model whose KV is kept.
+            model: the shape of the model.
             tiers: one to four tiers, fastest first: gpu, host, disk, remote, each at most once.
-            block_tokens: tokens of one block.
-            policy: which copies leave first, one of `policies()`; a tier may have its own. The
-                default learns how soon each kind of block comes back.
-            cost: cost of computing a token again, relative to one without context. With "python"
-                `set_costs` gives it per block; until then the default applies.
-            structure: "leaf-only" keeps every cached prefix whole; "holes" lets any block go and
-                has the engine recompute it. A scope may have its own.
-            drop_order: for operators: layers of a last copy that leave first: the first ones with
-                "shallow", the last ones with "seed".
-            token_weight: real tokens for each given one; above 1 for traces of block hashes.
+            block_tokens: tokens of a block.
+            policy: eviction policy, from `policies()`. A tier may have its own. The default learns
+                how soon each kind of block is used again.
+            cost: cost of recomputing a token, relative to a token without context. With "python"
+                `set_costs` gives it per block. Until then the default applies.
+            structure: "leaf-only" keeps every cached prefix whole; "holes" lets any block leave,
+                and the engine recomputes it. A scope may have its own structure.
+            drop_order: for operators: the layers of a last copy to evict first: the first layers
+                with "shallow", the last layers with "seed".
+            token_weight: real tokens per given token. Above 1 for traces of block hashes.
             machine: for operators: this machine's number, a label of metrics.
-            ranks: tensor-parallel ranks, 1 to 64; a move is done when all have reported it.
-            events: how many events are remembered for `take_events`.
-            events_of: which events: "evictions" with reason and cause, or by "residency" all layers
-                that arrive on a tier or leave it, with content keys, for a directory of several
-                machines. These cost a hash per block.
-            eviction_log: how many evictions are kept for `evictions`, up to 1 048 576; each costs
-                about 200 bytes, and an eviction about a microsecond. 0 keeps none.
-            reuse: for operators: whether policies that may count uses do: `retention` multiplies
-                its cost by them, and remembers them of blocks that are gone, in 8 bytes per block
-                of the tiers.
+            ranks: tensor-parallel ranks, 1 to 64. A move is done when all ranks have reported it.
+            events: maximum number of events kept for `take_events`.
+            events_of: "evictions", with reason and cause, or "residency": all layers that arrive on
+                a tier or leave it, with content keys, for a directory of several machines.
+                Residency events cost a hash per block.
+            eviction_log: maximum number of evictions kept for `evictions`, up to 1 048 576. Each
+                takes about 200 bytes and about a microsecond. 0 keeps none.
+            reuse: for operators: whether `retention` and similar policies multiply the cost by the
+                number of uses. The uses of removed blocks are remembered, in 8 bytes per block of
+                the tiers.
             epsilon: for operators: policies of the form cost / idle round costs down to classes
-                `1 + epsilon` apart, 0 to 1; a victim's value is at most that factor above the
-                smallest one, by default 1/64. With 0 victims are exact.
-            objective: what policies by value save: the "cost" of computing blocks again, or "hits",
-                where every block is worth the same and prices are not read. Every tier's policy
-                must have values then: `learned`, `retention`, `flat`, `weighted`.
-            resume: which borders stay resumable in a model of several groups of layers. Each
-                group keeps only what resume points and leases need then, on gpu, host and disk;
-                None keeps all tokens of all layers, as does one group of full attention.
-            explain: whether evicted blocks are remembered for `explain_miss` under a policy that
-                does not remember them, in 8 bytes per block of the tiers; decides nothing.
-            secret: keys the hashes of tenants that have produced a block; scopes with
-                `share_after` need one if a tier outlives the manager.
+                `1 + epsilon` apart, 0 to 1. The value of a victim is at most this factor above the
+                smallest value, by default 1/64. With 0 victims are exact.
+            objective: what policies with values save: the "cost" of recomputing blocks, or "hits",
+                with equal blocks and unused prices. Every tier then needs a policy with values:
+                `learned`, `retention`, `flat`, `weighted`.
+            resume: resumable borders in a model of several groups of layers. On gpu, host and disk
+                each group then keeps only the blocks needed by resume points and leases. None keeps
+                all tokens of all layers, as does a single group of full attention.
+            explain: whether to remember evicted blocks for `explain_miss` under a policy without
+                such a memory, in 8 bytes per block of the tiers. Evictions do not depend on it.
+            secret: keys the hashes of the tenants of each block. Scopes with `share_after` need a
+                secret if a tier outlives the manager.
 
         Raises:
-            ConfigError: settings that contradict each other, or a disk with a path or a remote
-                tier for a model without a fingerprint.
+            ConfigError: contradictory settings, or a disk with a path or a remote tier for a model
+                without a fingerprint.
         """
 
     @property
     def model(self) -> ModelShape:
-        """The shape of the model whose KV is kept."""
+        """The shape of the model."""
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
@@ -254,7 +254,7 @@ class BlockManager:
 
     @property
     def block_tokens(self) -> int:
-        """Tokens of one block."""
+        """Tokens of a block."""
 
     @property
     def machine(self) -> int:
@@ -264,8 +264,8 @@ class BlockManager:
     def generation(self) -> int:
         """Counter that increments whenever the result of a lookup may have changed.
 
-        While it is the same, a lookup of the same tokens in the same scope gives the same blocks
-        and copies, except for predicted times; a scheduler need not repeat it for a waiting
+        While it is unchanged, a lookup of the same tokens in the same scope returns the same blocks
+        and copies, except for predicted times. A scheduler need not repeat it for a waiting
         request. Increments whenever a block is added, removed or changes its residency. May also
         increment spuriously. Costs O(1).
 
@@ -280,16 +280,16 @@ class BlockManager:
     def lookup(
         self, tokens: _Tokens, *, now: int, scope: Scope | None = None, keep: int = 1
     ) -> Match:
-        """The longest usable prefix of a sequence; pins and refreshes nothing.
+        """Return the longest usable prefix of a sequence; pins and refreshes nothing.
 
-        Every block of it is resident or arriving on some tier or, in a scope with holes,
+        Every block of the prefix is resident or arriving on some tier or, in a scope with holes,
         recomputable.
 
         Args:
             tokens: the sequence.
             now: the time.
             scope: the scope of its blocks.
-            keep: minimum number of tokens at the end that stay uncovered.
+            keep: minimum number of uncovered tokens at the end.
 
         Raises:
             ConfigError: the scope was first used with another structure.
@@ -303,18 +303,18 @@ class BlockManager:
         scope: Scope | None = None,
         keep: int = 1,
     ) -> list[Match]:
-        """`lookup` of many sequences in one call, all of the same state.
+        """Look up many sequences in one call, against the same state.
 
-        One conversion, one lock; with more than 65 536 tokens in all other threads run during it.
+        A single conversion and lock. Other threads run during a call with more than 65 536 tokens.
 
         Args:
             tokens: the sequences.
             now: the time.
             scope: the scope of their blocks.
-            keep: minimum number of tokens at the end of each that stay uncovered.
+            keep: minimum number of uncovered tokens at the end of each sequence.
 
         Returns:
-            One match per sequence, in their order.
+            A match per sequence, in their order.
 
         Raises:
             ConfigError: a token is out of range, or the scope was first used with another
@@ -322,10 +322,10 @@ class BlockManager:
         """
 
     def keys(self, tokens: _Tokens, *, scope: Scope | None = None) -> NDArray[np.uint8]:
-        """The content keys of the full blocks of a sequence, cached or not.
+        """Return the content keys of the full blocks of a sequence, cached or not.
 
         A key is a hash of the model's fingerprint, the scope and all tokens and digests up to the
-        end of the block: equal in every process with the same fingerprint and block size.
+        end of the block. Equal in every process with the same fingerprint and block size.
 
         Args:
             tokens: the sequence.
@@ -341,34 +341,34 @@ class BlockManager:
     def parts_above(
         self, tokens: _Tokens, tier: _Tier, *, scope: Scope | None = None
     ) -> list[list[bool]]:
-        """Which full blocks of a sequence each group of layers has on the tiers above one.
+        """Return the full blocks of a sequence held above a tier, per group of layers.
 
         Args:
             tokens: the sequence.
-            tier: the tier below them, as a store that is asked for the rest.
+            tier: the tier below the tiers to search, for example a store asked for the rest.
             scope: the scope of its blocks.
 
         Returns:
-            For each group, for each block that the manager knows, whether a tier above has it or
-            expects it; after those none has.
+            For each group and each block known to the manager, whether a tier above has the block
+            or expects it. No tier above has any block after them.
         """
 
     def longest_resume(self, parts: list[list[bool]], most: int) -> int:
-        """The longest border at which every group after the first has what a resume needs.
+        """Return the longest border at which every group after the first can resume.
 
         Args:
-            parts: for each group after the first, which blocks it has.
-            most: the last border that counts, in blocks, all of which the first group has.
+            parts: for each group after the first, whether it has each block.
+            most: the last allowed border, in blocks, all held by the first group.
 
         Raises:
-            ConfigError: another number of groups, or of blocks fewer than `most`.
+            ConfigError: a wrong number of groups, or fewer blocks than `most`.
         """
 
     def resume_needs(self, border: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-        """Blocks that a resume needs of each group after the first.
+        """Return the blocks needed from each group after the first to resume at a border.
 
         Args:
-            border: blocks before it.
+            border: number of blocks before the border.
 
         Returns:
             For each group two ranges, each its first block and the last plus 1: blocks of the
@@ -389,58 +389,61 @@ class BlockManager:
         deadline: int | None = None,
         layerwise: bool = False,
     ) -> Lease:
-        """Look a prompt up, pin what its plan reuses or loads, and make room, or do nothing.
+        """Look up a prompt, pin the blocks its plan reuses or loads, and allocate slots.
+
+        A call that fails has pinned and allocated nothing.
 
         Args:
             tokens: the prompt.
             now: the time.
             scope: the scope of its blocks.
-            session: the conversation it belongs to; its name counts within the scope.
-            session_blocks: number of blocks it will have, for policies that rank a block by its
-                place in its session; at least the number it has. None keeps the last value.
-            keep: number of tokens at the end that stay to be computed.
-            reserve: number of tokens after the prompt's end to make room for; room for unmatched
-                tokens is always included.
-            load: "plan" loads or computes, whichever is ready sooner; "all" loads all it can, and
-                in a leaf-only scope the match ends where it cannot; "none" loads nothing until
-                `Lease.load`.
-            deadline: loads that would be ready later are not planned.
-            layerwise: whether the engine computes a layer while the next ones are loaded, as
-                `LayerwiseEngine` does; otherwise it waits until all layers are there. Plans count
-                with it, those of `Lease.resume` too.
+            session: the prompt's conversation. Its name counts within the scope.
+            session_blocks: final number of blocks of the session, at least the present number, for
+                policies that rank a block by its position in the session. None keeps the last
+                value.
+            keep: number of tokens at the end to compute in any case.
+            reserve: number of tokens to allocate after the prompt's end, in addition to the
+                prompt's unmatched tokens.
+            load: "plan" loads or computes, whichever is ready sooner; "all" loads every loadable
+                block, and in a leaf-only scope the match ends at the first block it cannot load;
+                "none" loads nothing until `Lease.load`.
+            deadline: latest time at which a planned load may be ready.
+            layerwise: whether the engine computes a layer while it loads the next layers, as
+                `LayerwiseEngine` does. Otherwise it waits for all layers. Plans depend on it,
+                including plans of `Lease.resume`.
 
         Raises:
-            NoSpaceError: a tier cannot hold it.
+            NoSpaceError: a tier lacks room for it.
             ConfigError: an empty prompt, or the scope was first used with another structure.
         """
 
     def lease(self, lease_id: int) -> Lease:
-        """A lease that is held, by its id.
+        """Return a held lease by its id.
 
         Raises:
-            ClosedError: it is released, or never was.
+            ClosedError: the lease is released, or never existed.
         """
 
     def moves(self, limit: int | None = None, *, shared: int | None = None) -> Moves:
         """Take moves to carry out, each exactly once, in topological order.
 
-        A move must not start on any rank before the one that it names as `after` has been completed
-        well on all of them; if that one failed, the move has failed with it and is not to be
-        carried out.
+        A move may start on a rank once the move in its `after` column has succeeded on all ranks.
+        If the first move failed, the dependent move has failed with it: do not carry it out.
 
-        A store to tier `remote` counts as begun once it is taken: its source is not evicted until
-        it has ended. Until then eviction takes the source like any other copy and drops the store,
-        so that nothing waits for a shared store. Take only as many as workers can begin.
+        A store to tier `remote` begins when it is taken: its source is then kept until the store
+        has ended. Until it is taken, eviction may take the source like any copy, and drops the
+        store, so no request waits for a shared store. Take only as many stores as workers can
+        begin.
 
         Args:
-            limit: maximum number; None takes all.
-            shared: the most blocks whose stores to tier `remote` begin by this call, the oldest
-                first; None begins all.
+            limit: maximum number. None takes all.
+            shared: maximum number of blocks to begin storing to tier `remote`, oldest first. None
+                begins all.
         """
 
     @property
     def shared_stores(self) -> tuple[int, int]:
-        """Blocks that wait to be stored on tier `remote`, and those dropped so far.
+        """Blocks waiting for a store to tier `remote`, and stores dropped so far.
 
         A store is dropped when its block leaves the tier above before `moves` has returned it.
 
@@ -460,37 +463,38 @@ class BlockManager:
         hung: bool = False,
         cancelled: bool = False,
     ) -> int:
-        """Take a report about moves: their copies count from then on.
+        """Report moves as done, failed or partly done. The manager updates their copies.
 
-        Reporting a move again changes nothing.
+        Repeating a report changes nothing.
 
         Args:
             ids: the moves.
             now: the time.
-            ok: whether their bytes are there. If not, sources that could not be read are avoided,
-                leases that awaited them are planned again, and `failed` names the tokens.
-            layers_done: number of each move's layers that have arrived, counted from its first;
-                None means all.
+            ok: whether the moves succeeded. If not, unreadable sources are avoided, waiting leases
+                are planned again, and `failed` names the tokens.
+            layers_done: number of arrived layers of each move, counted from its first. None means
+                all.
             rank: the tensor-parallel rank that reports.
-            error: why they failed.
-            hung: they failed but still run, so their slots stay out of use until they are
-                reported once more, then with `ok=False, hung=False`.
-            cancelled: they failed and never started: neither source nor destination is to blame.
+            error: reason of the failure.
+            hung: the moves failed but still run. Their slots stay out of use until a second report
+                with `ok=False, hung=False`.
+            cancelled: the moves failed before they started: neither source nor destination is
+                faulty.
 
         Returns:
-            How many moves have ended well by this report, on all ranks.
+            Number of moves completed by this report, on all ranks.
 
         Raises:
-            ConfigError: a move that was never handed out, or a report that contradicts an earlier
-                one.
+            ConfigError: a move never returned by `moves`, or a report in contradiction to an
+                earlier report.
         """
 
     def failed(self) -> list[Failed]:
-        """Take the tokens that will not be where a plan placed them, since the last call.
+        """Return and clear the list of tokens that failed to arrive where a plan placed them.
 
-        The plan, `matched` and `slots` of every lease named here are to be read again. The latest
-        4096 rows are kept; older ones are counted in `Stats.failed_lost`. A lease's own `plan` is
-        true whether its rows are read or not.
+        Read the plan, `matched` and `slots` of every listed lease again. The latest 4096 rows are
+        kept; `Stats.failed_lost` counts the overwritten rows. A lease's own `plan` is always
+        current, whether its rows are read or not.
         """
 
     def predict(self, ids: _Ids, *, now: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
@@ -501,41 +505,41 @@ class BlockManager:
             now: the time.
 
         Returns:
-            Two arrays of nanoseconds, `uint64[n]`; a move that has ended is ready now.
+            Two arrays of nanoseconds, `uint64[n]`; `now` for an ended move.
 
         Raises:
-            ConfigError: a move that was never handed out.
+            ConfigError: a move never returned by `moves`.
         """
 
     def transmit(
         self, lane: str, tokens: int, *, now: int, layers: int | None = None
     ) -> Transmission:
-        """Put a transmission into a lane's queue, without a move: for simulators.
+        """Add a transmission to a lane's queue, without a move; for simulators.
 
         Args:
             lane: the lane's name.
-            tokens: number of tokens whose KV is sent.
-            now: the time; the transmission starts after everything in the lane's queue.
-            layers: number of layers of it; None means all.
+            tokens: number of tokens of KV to send.
+            now: the time. The transmission starts after everything in the lane's queue.
+            layers: number of layers to send. None means all.
 
         Returns:
             Its predicted times: `latency_ns + bytes / bytes_per_s` after the queue.
 
         Raises:
-            ConfigError: there is no lane of that name, or the model has fewer layers.
+            ConfigError: an unknown lane, or more layers than the model has.
         """
 
     def saw_lane(self, lane: str, *, busy_ns: int) -> None:
-        """Count time in which a lane was busy, for `LaneStats.busy_ns`.
+        """Add the time in which a lane was busy to `LaneStats.busy_ns`.
 
-        For engines that copy by themselves; an `Executor` reports it.
+        For engines with their own copies. An `Executor` reports it itself.
 
         Args:
             lane: its name.
             busy_ns: nanoseconds.
 
         Raises:
-            ConfigError: there is no lane of that name.
+            ConfigError: an unknown lane.
         """
 
     def mark(
@@ -552,37 +556,37 @@ class BlockManager:
         skip: int = 0,
         group: int | None = None,
     ) -> NDArray[np.uint64]:
-        """Set or clear the presence of a sequence's full blocks on a tier, without a move.
+        """Set or clear the residency of a sequence's full blocks on a tier, without a move.
 
-        A slot that is taken for a block may still be read by a move that began earlier: write to
-        its memory once that move has ended.
+        An earlier move may still read a newly assigned slot. Write to the slot's memory after the
+        move has ended.
 
         Of `ready`, `first` and `per_layer`, two give the third by
         `first + (layers - 1) * per_layer == ready`.
 
         Args:
             tokens: the sequence.
-            tier: where.
-            present: whether they are there. Setting makes room, brings the layers that the tier
-                lacks, and makes good a copy that could not be read.
+            tier: the tier.
+            present: whether the blocks are there. Setting makes room, adds missing layers, and
+                repairs an unreadable copy.
             now: the time.
-            ready: when all layers are there; None means now. Until then the copy is arriving.
+            ready: when all layers are there. None means now. Until then the copy is arriving.
             first: when the first layer is there.
             per_layer: nanoseconds between two layers.
-            scope: whose blocks.
-            skip: number of blocks at the front that stay as they are; to set presence they must be
-                cached.
-            group: the only group of layers that is marked, where groups are kept apart; None is
-                all, and of groups after the first what a resume at the end of the sequence needs.
+            scope: the scope of the blocks.
+            skip: number of blocks to leave unchanged at the front. Setting needs them cached.
+            group: the only group of layers to mark, if groups are kept apart. None marks all
+                groups; of groups after the first only the blocks needed to resume at the end of the
+                sequence.
 
         Returns:
             Handles of the blocks that are or were there, `uint64[n]`.
 
         Raises:
-            NoSpaceError: the tier cannot hold them.
-            ConfigError: times that contradict each other; a block to clear that is leased, on the
-                move, or needed by blocks after it; a block to be there that a failed move still
-                writes, or of which only a part is on its way; a tier whose slots the engine owns.
+            NoSpaceError: the tier lacks room for the blocks.
+            ConfigError: contradictory times. Clearing a leased or moving block, or a block needed
+                by later blocks. Setting a block partly in flight, or still written by a failed
+                move. A tier with slots owned by the engine.
         """
 
     def evict(
@@ -590,55 +594,56 @@ class BlockManager:
     ) -> NDArray[np.uint64]:
         """Evict blocks in the order of the tier's policy, all or none.
 
-        For an engine that stores the bytes and asks which of its blocks leave. Of a group of layers
-        after the first, windows or states leave and their blocks stay: first those that no resume
-        point needs, then those of the points that leave first. What leases and pins hold stays.
+        For an engine that stores the bytes and asks for victims. In a group of layers after the
+        first, windows or states are evicted and their blocks stay: first windows and states without
+        a resume point, then windows and states of the first points to leave. Leased and pinned
+        blocks stay.
 
         Args:
             count: number of blocks.
-            tier: the tier that they leave.
+            tier: the tier to free.
             now: the time.
-            stay: handles of blocks that stay, in a leaf-only scope with all blocks before them.
-                Handles of blocks that are gone are ignored. Empty with a group after the first.
-            group: group of layers, where groups are kept apart.
+            stay: handles of blocks to keep, in a leaf-only scope with all blocks before them.
+                Handles of removed blocks are ignored. Empty with a group after the first.
+            group: group of layers, if groups are kept apart.
 
         Returns:
-            Handles of the blocks that left, `uint64[n]`; more than `count` if one was the last copy
-            of a block that others follow on other tiers: in a leaf-only scope those leave too. Of a
-            group after the first at most `count`, and fewer if the rest is held.
+            Handles of the evicted blocks, `uint64[n]`. In a leaf-only scope the eviction of a last
+            copy also evicts the children on other tiers, so there may be more than `count` handles.
+            In a group after the first there are at most `count`, and fewer if the rest is held.
 
         Raises:
-            NoSpaceError: fewer blocks may leave, of the first group.
-            ConfigError: no such tier or group, or a tier whose slots the engine owns.
+            NoSpaceError: in the first group, fewer blocks are evictable.
+            ConfigError: an unknown tier or group, or a tier with slots owned by the engine.
         """
 
     def pin_copies(self, blocks: _Ids, tier: _Tier, *, now: int, group: int = 0) -> int:
-        """Keep copies on their tier, while another machine reads them; takes no slot above.
+        """Keep copies on their tier while another machine reads them. Takes no slot above.
 
         Args:
-            blocks: handles of blocks that are there whole.
-            tier: where.
+            blocks: handles of blocks with all layers on the tier.
+            tier: the tier.
             now: the time.
-            group: group of layers, where groups are kept apart.
+            group: group of layers, if groups are kept apart.
 
         Returns:
             The pin, for `unpin_copies`.
 
         Raises:
-            ConfigError: a block that is not there whole, no such group, or a tier whose slots the
-                engine owns.
+            ConfigError: a block without all layers on the tier, an unknown group, or a tier with
+                slots owned by the engine.
         """
 
     def clear_copies(
         self, blocks: _Ids, tier: _Tier, *, group: int, now: int
     ) -> NDArray[np.uint64]:
-        """Clear the windows or states of blocks, which an engine has not kept.
+        """Clear windows or states of blocks after the engine has discarded them.
 
-        The resume points that need them end; the blocks stay.
+        Resume points with a cleared window or state end. The blocks stay.
 
         Args:
             blocks: handles of the blocks.
-            tier: where.
+            tier: the tier.
             group: a group of layers after the first.
             now: the time.
 
@@ -646,29 +651,29 @@ class BlockManager:
             Handles of the blocks that had a copy there, `uint64[n]`.
 
         Raises:
-            ConfigError: a block that is gone or that a lease or a pin holds there, no such tier or
-                group, or a tier whose slots the engine owns.
+            ConfigError: a removed block, a copy held by a lease or a pin, an unknown tier or group,
+                or a tier with slots owned by the engine.
         """
 
     def known(self, tokens: _Tokens, *, scope: Scope | None = None) -> int:
-        """Number of tokens at the front of a sequence that the first group of layers has.
+        """Return the number of leading tokens of a sequence known to the first group of layers.
 
-        `lookup` covers fewer where another group lacks a window or a state. Pins and refreshes
+        `lookup` covers fewer tokens if another group lacks a window or a state. Pins and refreshes
         nothing.
 
         Args:
             tokens: the sequence.
-            scope: whose blocks.
+            scope: the scope of its blocks.
 
         Raises:
-            ConfigError: tokens that cannot be.
+            ConfigError: invalid tokens.
         """
 
     def unpin_copies(self, pin: int, *, now: int) -> None:
-        """End a pin. Ending it twice, or one that never was, does nothing.
+        """End a pin. An ended or unknown pin is ignored.
 
         Args:
-            pin: what `pin_copies` returned.
+            pin: the result of `pin_copies`.
             now: the time.
         """
 
@@ -679,11 +684,11 @@ class BlockManager:
         *,
         now: int,
     ) -> list[Committed]:
-        """`Lease.commit` for many leases: all of them or, on an error, none.
+        """Call `Lease.commit` for many leases: for all or, on an error, for none.
 
         Args:
             lease_ids: the leases, each once.
-            tokens: one token for each as one array or list, or one sequence for each.
+            tokens: a token per lease in an array or list, or a sequence per lease.
             now: the time.
         """
 
@@ -694,77 +699,75 @@ class BlockManager:
         now: int,
         blocks: _Ids | None = None,
     ) -> Index:
-        """Index of the blocks on a tier, with which a later manager finds them again.
+        """Return the index of the blocks on a tier, for `load_index` of a later manager.
 
         Args:
-            tier: which tier; None is the last one.
-            now: the time; ages are counted from it.
-            blocks: handles of the blocks to list, in this order; None lists all, parents first.
-                Blocks that are not on the tier, or are gone, are left out. Costs O(blocks listed).
+            tier: which tier. None is the last tier.
+            now: the time. Ages are counted from it.
+            blocks: handles of the blocks to list, in this order. None lists all, parents first.
+                Blocks not on the tier are left out. Costs O(blocks listed).
 
         Raises:
             ConfigError: a tier with layer slots, or a model without a fingerprint.
         """
 
     def load_index(self, index: Index, tier: _Tier | None = None, *, now: int) -> int:
-        """Rebuild what a tier held.
+        """Restore the blocks of a tier from an index.
 
-        Each row is verified by the chain of keys from its scope to its block. Rows that cannot be
-        used are left out: of another model, after a missing block, in a slot that is taken, no
-        full block, or a part of one where holes may not be.
+        Each row is verified by the chain of keys from its scope to its block. Unusable rows are
+        left out: rows of another model, after a missing block, in a used slot, of a partial block,
+        or with a part of a block in a scope without holes.
 
         Args:
-            index: what `index` gave, or what a store kept of it.
-            tier: which tier; None is the last one.
+            index: the result of `index`, possibly read back from a store.
+            tier: which tier. None is the last tier.
             now: the time.
 
         Returns:
-            How many blocks are there again.
+            Number of restored blocks.
 
         Raises:
-            ConfigError: a tier with layer slots, one whose slots the engine owns, or a model
-                without a fingerprint.
+            ConfigError: a tier with layer slots, a tier with slots owned by the engine, or a
+                model without a fingerprint.
         """
 
     def flush(self, *, now: int) -> int:
-        """Copy blocks that are on no lower tier to the next tier, before a shutdown.
+        """Copy blocks without a copy on a lower tier to the next tier, before a shutdown.
 
-        The youngest goes first, parents before their children, and nothing younger leaves for
-        it, so that a disk holds whole prefixes afterwards. Bytes move one tier at a time: carry
-        the moves out and flush again, once per tier. `Executor.flush` does that.
+        The youngest blocks go first, parents before their children, and no younger block is evicted
+        for them, so a disk holds whole prefixes afterwards. Bytes move one tier at a time: carry
+        out the moves and flush again, once per tier. `Executor.flush` does so.
 
         Args:
             now: the time.
 
         Returns:
-            Number of moves that began.
+            Number of moves begun.
         """
 
     def hint(self, hints: Iterable[Hint], *, now: int) -> list[HintReply]:
-        """Take what an engine or an agent knows of the future; see `kvtrie.settings.hint`.
+        """Apply hints about the future from an engine or an agent. See `kvtrie.settings.hint`.
 
-        All hints are looked at before the first one counts. They are soft: nothing but a lease
-        pins, and no request fails that would go through without them. Without any hint, those
-        whose time has come end.
+        All hints are checked before the first is applied. Hints are soft: only a lease pins, and no
+        request fails because of a hint. A call without hints ends expired hints.
 
         Args:
             hints: `Retain`, `Release`, `Prefetch`, `Demote`, `Quota`, `ResumeAt`, `Progress`.
             now: the time, from which times to live count.
 
         Returns:
-            An answer for each.
+            A reply per hint.
 
         Raises:
-            ConfigError: a hint that says nothing sensible; its message says which. No hint counts
-                then. A lease or a session that is not there is no error but answered "rejected".
+            ConfigError: an invalid hint. The message names it. No hint is applied then. An unknown
+                lease or session is no error: its reply is "rejected".
         """
 
     def next_due(self) -> int | None:
-        """Return the time at which loads that wait are due.
+        """Return the time at which waiting loads are due. None if no load waits.
 
-        Call `hint` then; without a hint will do. Loads wait for their latest start after `Prefetch`
-        with a deadline and after `Progress`. Other calls may change the time. None if no load
-        waits.
+        Call `hint` then, with or without hints. After `Prefetch` with a deadline and after
+        `Progress`, loads wait for their latest start. Other calls may change the time.
         """
 
     def sort_versions(
@@ -779,56 +782,56 @@ class BlockManager:
     ) -> tuple[int | None, int, int]:
         """Visit some blocks, and keep, retire or drop each by the version of its scope.
 
-        A version is the part of `Scope.lora` before its first space, such as a digest of weights.
-        Retired blocks leave before all others, whatever hints say of them, until a request uses
-        them or their version is kept again. Blocks that a lease, a move, a pin or a child needs are
-        not dropped. A pass over all blocks is a call without `start`, and one per place returned.
-        The cost of a call depends on `blocks` alone.
+        A version is the part of `Scope.lora` before its first space, for example a digest of
+        weights. Retired blocks are evicted first, despite hints, until a request uses them or their
+        version is kept again. A block needed by a lease, a move, a pin or a child is not dropped. A
+        pass over all blocks is a call without `start`, and a call per returned place. The cost of
+        a call depends on `blocks` alone.
 
         Args:
-            keep: versions whose blocks leave as their hints and policies say.
-            retire: versions whose blocks leave first.
-            others: what becomes of blocks of other versions.
+            keep: versions to evict by hints and policies.
+            retire: versions to evict first.
+            others: action on blocks of all remaining versions.
             blocks: the number of blocks to visit.
             now: the time.
-            start: where the pass goes on; None for its first call.
+            start: the place to continue from. None for the first call of a pass.
 
         Returns:
-            Where the next call of the pass begins, None after the last one; the number of blocks
-            that were retired, kept again or dropped; and of those in use that are to be dropped.
+            The place for the next call of the pass, None after the last call. The number of blocks
+            retired, kept again or dropped. The number of blocks to drop, but still in use.
 
         Raises:
-            ConfigError: a version that is not a str, another word, or a number out of range.
+            ConfigError: a version other than a str, an unknown word, or a number out of range.
         """
 
     def expected_sessions(
         self, limit: int | None = None, *, now: int, scope: Scope | None = None
     ) -> list[tuple[str, float]]:
-        """The sessions whose learned pause is about to end, the likeliest to go on soon first.
+        """Return the sessions most likely to resume soon, the likeliest first.
 
-        For an engine that then hints `Prefetch(session=...)`; the manager makes no calls. Only
-        sessions that wait, without a lease, and were not released are named. Empty where no tier's
-        policy learns, as `learned` does.
+        For an engine that then hints `Prefetch(session=...)`. The manager makes no calls. Only
+        waiting sessions are named: without a lease, and not released. Empty unless the policy of
+        some tier learns, as `learned` does.
 
         Args:
-            limit: maximum number; None names all.
-            now: the time; pauses are counted in requests, so nothing hangs on it.
-            scope: whose sessions.
+            limit: maximum number. None names all.
+            now: the time. The result does not depend on it: pauses are counted in requests.
+            scope: the scope of the sessions.
 
         Returns:
-            Names, each with the uses per request that are expected of its last block.
+            Names, each with the expected uses per request of the session's last block.
 
         Raises:
             ConfigError: the scope was first used with another structure.
         """
 
     def unpriced(self, limit: int | None = None) -> Unpriced:
-        """Blocks that have no cost yet, in the order of their handles' ids.
+        """Return blocks without a cost, in the order of their handles' ids.
 
-        They are handed out again until they have a cost. Until then the default one ranks them.
+        Each call returns them again until `set_costs`. Until then the default cost ranks them.
 
         Args:
-            limit: maximum number; None for all.
+            limit: maximum number. None for all.
 
         Raises:
             ConfigError: the manager was not made with `cost="python"`.
@@ -837,40 +840,38 @@ class BlockManager:
     def set_costs(
         self, ids: int | Iterable[int] | NDArray[np.uint64], costs: Iterable[float], *, now: int
     ) -> int:
-        """Set the cost of computing a token of each block again, in any unit that all share.
+        """Set the cost of recomputing a token of each block, in one unit for all blocks.
 
         It replaces the cost model's number: under `retention` a block is worth uses x cost / idle,
-        under `flat` cost / idle. Policies that keep state per block use it from the block's next
-        use on.
+        under `flat` cost / idle. Policies with state per block apply it from the block's next use.
 
         Args:
-            ids: handles of blocks. Those of blocks that are gone are left out; they name no other
-                block.
-            costs: one for each, finite and above 0.
+            ids: handles of blocks. Handles of removed blocks are skipped. They name no other block.
+            costs: a cost per block, finite and above 0.
             now: the time.
 
         Returns:
-            How many of the blocks are not gone.
+            Number of blocks that still exist.
 
         Raises:
-            ConfigError: not one cost for each block, a cost that is not finite and above 0, or a
-                manager that was not made with `cost="python"`. Nothing has changed then.
+            ConfigError: a wrong number of costs, a cost that is not finite and above 0, or a
+                manager made without `cost="python"`. Nothing has changed then.
         """
 
     def explain(
         self, block: _Block, *, now: int, tier: _Tier = 0, layer: int | None = None
     ) -> Explanation:
-        """The price of a block on a tier, by the code that ranks victims, and its rank.
+        """Return the price and the rank of a block on a tier, by the code that ranks victims.
 
         Args:
             block: which block.
             now: the time.
             tier: on which tier.
-            layer: the price of this layer alone, as if it left next by demotion; None prices the
-                layers that would leave next. The rank is that of the block either way.
+            layer: the price of this layer alone, as if demotion took it next. None prices the
+                next layers to leave. The rank is always the rank of the block.
 
         Raises:
-            ConfigError: the block or the layer is not on that tier.
+            ConfigError: the block or the layer is not on the tier.
         """
 
     def explain_miss(
@@ -882,90 +883,91 @@ class BlockManager:
         session: str | None = None,
         limit: int = 8,
     ) -> Miss:
-        """Explain why tokens of a prompt would be computed now; changes nothing.
+        """Explain why tokens of a prompt would be computed now. Changes nothing.
 
-        A prompt parts from the cached sequences at one token. Up to `limit` cached branches there
-        are compared with the rest of the prompt: that of the request's session, the one with the
-        longest common prefix among the newest 64, then the newest. The call copies their tokens;
-        they are compared when an attribute of the answer is read first, without any lock.
+        A prompt diverges from the cached sequences at some token. Up to `limit` cached branches
+        there are compared with the rest of the prompt: the branch of the request's session, the
+        branch with the longest common prefix among the newest 64, then the newest. The call copies
+        their tokens. The first read of the answer compares them, without a lock.
 
         Args:
             tokens: the prompt.
             now: the time.
-            scope: whose KV; other tenants' blocks, sessions and scopes never influence the answer.
-            session: the conversation that the prompt belongs to.
-            limit: the most branches, 0 to 64. With 0 no branch is copied or compared, and what the
-                answer calls "new" may be "diverged".
+            scope: the scope of the prompt. Blocks, sessions and scopes of other tenants never
+                influence the answer.
+            session: the prompt's conversation.
+            limit: maximum number of branches, 0 to 64. With 0 no branch is copied or compared, and
+                "new" tokens of the answer may be "diverged".
 
         Raises:
-            ConfigError: tokens or a scope that cannot be, as for `lookup`.
+            ConfigError: invalid tokens or an invalid scope, as for `lookup`.
         """
 
     def cost(
         self, layer: int, block: int, session_blocks: int, context: int, *, tier: _Tier = 0
     ) -> float:
-        """Return the cost of one layer of a block that is demoted, as the tier's policy ranks it.
+        """Return the cost of a layer of a demoted block, as the tier's policy ranks it.
 
-        It is in the unit of `Cost`, with the policy's weights of the layer and of the position.
+        In the unit of `Cost`, with the policy's weights of the layer and of the position.
 
         Args:
             layer: the layer.
             block: index of the block in its session.
             session_blocks: blocks of the session.
             context: tokens before the block.
-            tier: whose policy.
+            tier: the tier of the policy.
 
         Raises:
-            ConfigError: there is no such layer or tier, or the session has fewer blocks.
+            ConfigError: an unknown layer or tier, or a block beyond the session's end.
         """
 
     def sessions(self, *, scope: Scope | None = None) -> list[tuple[str, int, NDArray[np.uint64]]]:
         """Return every named session of a scope.
 
-        A session is kept while a lease of it is held or a block of its path is cached, until a hint
-        releases it. Of those without a lease at most eight end in one block; beyond that the least
-        recently used one is forgotten.
+        A session is kept while it has a lease or a cached block, until a hint releases it. At most
+        eight sessions without a lease end in one block. Beyond that the least recently used session
+        is forgotten.
 
         Args:
-            scope: whose sessions.
+            scope: the scope of the sessions.
 
         Returns:
-            Name, length in blocks, and handles of its cached blocks, `uint64[n]`, of each.
+            For each session its name, length in blocks, and handles of its cached blocks,
+            `uint64[n]`.
         """
 
     def layer_tiers(self, block: _Block) -> NDArray[np.int8]:
-        """Return the fastest tier that holds each layer of a block, `int8[layers]`; -1 for none.
+        """Return the fastest tier of each layer of a block, `int8[layers]`, or -1.
 
         Raises:
             ConfigError: the block is not cached.
         """
 
     def stats(self) -> Stats:
-        """Counters of requests, tiers and lanes, and what is held now, at one moment.
+        """Return counters of requests, tiers and lanes, and present contents, at a moment.
 
-        It takes a few microseconds, so that an engine may ask at each step.
+        Takes a few microseconds, so an engine may call it at each step.
         """
 
     def evictions(self, limit: int | None = None) -> list[Eviction]:
-        """The last entries of the eviction log, the oldest first; they stay in it.
+        """Return the last entries of the eviction log, oldest first. They stay in the log.
 
-        Only as many are kept as the manager was made with (`eviction_log`); `reset` empties it.
+        The log has room for `eviction_log` entries; `reset` empties it.
 
         Args:
-            limit: maximum number, the newest; None gives all.
+            limit: maximum number of entries, the newest. None returns all.
         """
 
     def take_events(self) -> list[Event]:
-        """Take the events since the last call; only as many are remembered as `events` says.
+        """Take the events since the last call, at most the last `events`.
 
-        Events of residency, replayed in order, give the valid layers of every copy, whichever way
-        it came or went; a copy that is leaving counts as gone. Those of one time that are taken
-        together are its net effect: copies that left, children before parents, then copies that
-        arrived, parents before children.
+        Residency events, replayed in order, give the valid layers of every copy. A leaving copy
+        counts as gone. Events taken together with one time are its net effect: first departures,
+        children before parents, then arrivals, parents before children.
         """
 
     def snapshot(self) -> bytes:
-        """The whole state, readable; equal for equal states. Neither times nor counters count."""
+        """Return the whole state, readable. Equal for equal states. Ignores times and counters."""
 
     def reset(self) -> None:
         """Forget all blocks and the time: the next call may have any time.
@@ -977,21 +979,22 @@ class BlockManager:
         """
 
     def audit(self) -> None:
-        """Check every invariant from scratch; for tests.
+        """Check every invariant from scratch. For tests.
 
         Raises:
-            InvariantError: one is broken; every later call raises it too.
+            InvariantError: an invariant is broken. Every later call raises it too.
         """
 
     def close(self) -> None:
-        """End the manager: leases are gone, and later calls raise `ClosedError`."""
+        """End the manager and all leases. Later calls raise `ClosedError`."""
 
 @final
 class Lease:
-    """A request's hold on blocks and slots; as a context manager it is released at the end.
+    """A request's hold on blocks and slots; a context manager releases it at the end.
 
-    The object is only a name: dropping it releases nothing, and `BlockManager.lease(id)` gives it
-    again. Every use of a released lease but `id`, `state` and `release` raises `ClosedError`.
+    The object is only a name: dropping it releases nothing, and `BlockManager.lease(id)` returns
+    it again. After the release only `id`, `state` and `release` work. The rest raises
+    `ClosedError`.
     """
 
     @property
@@ -1004,7 +1007,7 @@ class Lease:
 
     @property
     def state(self) -> Literal["active", "suspended", "released"]:
-        """Whether it holds its blocks, its tokens only, or nothing."""
+        """Whether it holds its blocks, only its tokens, or nothing."""
 
     @property
     def plan(self) -> Plan:
@@ -1012,91 +1015,91 @@ class Lease:
 
     @property
     def matched(self) -> int:
-        """Tokens that the plan covers, a multiple of the block size; compute what follows."""
+        """Tokens covered by the plan, a multiple of the block size. Compute the rest."""
 
     @property
     def tokens(self) -> int:
-        """Tokens that it holds: the match and what was committed."""
+        """Number of its tokens: the match and the committed tokens."""
 
     @property
     def handles(self) -> NDArray[np.uint64]:
-        """Handles of its full blocks in logical order, `uint64[n]`; none while it is suspended."""
+        """Handles of its full blocks in logical order, `uint64[n]`; empty while suspended."""
 
     @property
     def room(self) -> int | None:
-        """Tokens that can be committed before the next `reserve`.
+        """Number of further tokens with reserved slots, until the next `reserve`.
 
-        None where the engine owns the slots: as many as it has slots for.
+        None if the engine owns the slots.
         """
 
     @property
     def after(self) -> NDArray[np.uint64]:
-        """Moves that must end before its slots may be read and written, `uint64[n]`."""
+        """Moves to wait for before reading or writing its slots, `uint64[n]`."""
 
     def ready(self) -> bool:
         """Whether `after` is empty."""
 
     def slots(self, tier: _Tier = 0, group: int = 0) -> NDArray[np.uint32]:
-        """The block table in logical order; on the first tier, reserved slots follow.
+        """Return the block table in logical order. On the first tier, reserved slots follow.
 
-        Between two calls of the lease it changes on the first tier only for blocks whose loads have
-        failed, and what follows them: a slot that the lease has is never taken back.
+        Between two calls of the lease only failed loads change the first tier's table, at the
+        failed blocks and after them. A slot of the lease is never taken back.
 
         Args:
             tier: index or kind of the tier.
-            group: which group of layers, where they are kept apart. After the first one a slot on
-                the first tier is one that the lease holds, or one to write before the block is
-                committed: a block that has none then is not kept in that group. The block
-                that a commit leaves partial may get its slot by that commit.
+            group: which group of layers, if groups are kept apart. In a group after the first, a
+                slot on the first tier is held by the lease, or to be written before the block is
+                committed. A block without a slot is not kept in the group. A block left partial
+                by a commit may get its slot by that commit.
 
         Returns:
             `uint32[blocks]`, or `uint32[layers, blocks]` on a tier with layer slots; 2**32 - 1
-            where a block is not on that tier, or its slot is not bound.
+            for a block that is not on the tier, or has no slot bound.
 
         Raises:
-            ConfigError: there is no such tier or group.
+            ConfigError: an unknown tier or group.
         """
 
     def reserve(self, tokens: int, *, now: int) -> None:
-        """Make room for more tokens after those held, unless there is room already.
+        """Allocate slots for more tokens after the present tokens, unless there is room already.
 
-        A tail that is shared with a fork is copied first: see `after`.
+        A tail shared with a fork is copied first: see `after`.
 
         Args:
-            tokens: number of tokens that the next commits will add.
+            tokens: number of tokens of the next commits.
             now: the time.
 
         Raises:
-            NoSpaceError: the first tier cannot hold them.
+            NoSpaceError: the first tier lacks room for them.
         """
 
     def bind(self, first_block: int, slots: _Ids, group: int = 0) -> None:
-        """Name the slots of a tier that the engine owns.
+        """Bind the lease's blocks to slots of a tier owned by the engine.
 
         Args:
             first_block: index of the first block on the lease's path.
             slots: slots of this and the following blocks.
-            group: the group of layers that the slots are of, where groups are kept apart. Slots of
-                all groups share one numbering. A commit that ends at a border of `Plan.resume`
-                stores what the border needs; the engine may reuse slots that no later token attends
-                to once those stores have ended.
+            group: the slots' group of layers, if groups are kept apart. Slots of all groups share
+                one numbering. A commit that ends at a border of `Plan.resume` stores the blocks
+                needed at the border. Once the stores have ended, the engine may reuse slots
+                outside the attention of later tokens.
 
         Raises:
-            ConfigError: the first tier is not the engine's, a block is bound to another slot, there
-                is no such group, or a slot belongs to another group.
+            ConfigError: the engine does not own the first tier, a block is bound to another slot,
+                the group is unknown, or a slot belongs to another group.
         """
 
     def unbind(self, first_block: int, group: int) -> None:
         """Forget the slots of earlier blocks in a group of layers: no later commit stores them.
 
-        An engine calls it if it may have taken back a part of such a slot.
+        For an engine that may have reused a part of the slots.
 
         Args:
-            first_block: index of the first block on the lease's path that keeps its slot.
+            first_block: index on the lease's path of the first block to keep its slot.
             group: the group of layers, after the first.
 
         Raises:
-            ConfigError: the first tier is not the engine's, or there is no such group.
+            ConfigError: the engine does not own the first tier, or the group is unknown.
         """
 
     def load(
@@ -1106,68 +1109,66 @@ class Lease:
         *,
         now: int,
     ) -> NDArray[np.uint64]:
-        """Start the loads that `acquire(load="none")` or `resume(load="none")` left out.
+        """Start the loads left out by `acquire(load="none")` or `resume(load="none")`.
 
         Args:
-            layers: from this layer to before that one; all by default. Blocks of which a part is
-                asked for are loaded from one end of what is still missing.
-            blocks: from this block of the match to before that one; all by default. An engine whose
-                private slots hold the first ones loads the rest. The plan has those not loaded as
-                computed: the first commit confirms that they are written, by any writer.
+            layers: first layer, and last layer plus 1; all by default. A block requested in part
+                is loaded from one end of its missing layers.
+            blocks: first block of the match, and last block plus 1; all by default. An engine with
+                the first blocks in private slots loads the rest. In the plan, blocks left out are
+                computed: the first commit confirms them as written, by any writer.
             now: nanoseconds.
 
         Returns:
             The moves, `uint64[n]`.
 
         Raises:
-            NoSpaceError: no room for blocks that pass through a tier.
-            ConfigError: the layers or the blocks do not exist, or the layers would leave a gap.
+            NoSpaceError: no room for blocks on their way through a tier.
+            ConfigError: unknown layers or blocks, or layers that would leave a gap.
         """
 
     def store_ahead(self, blocks: tuple[int, int] | None = None, *, now: int) -> NDArray[np.uint64]:
-        """Start the stores of blocks that the engine will write, and commit later.
+        """Start the stores of blocks before the engine writes and commits them.
 
-        For a first tier that the engine owns. `commit` adopts the copies instead of starting
-        stores. Copies of blocks that are stored already are freed, as are those that `release`,
-        `suspend`, a failed load or `drop_ahead` takes back, once no move writes them any more.
-        The moves have no block and no `after`. They may run as soon as the block's slot is written
-        (or layer by layer), and must run before it is written again; an `Executor` runs them at
-        once.
+        For a first tier owned by the engine. `commit` adopts the copies instead of starting stores.
+        Copies of already stored blocks are freed, as are copies taken back by `release`,
+        `suspend`, a failed load or `drop_ahead`, once no move writes them. The moves have no block
+        and no `after`. They may run as soon as the block's slot is written (or layer by layer), and
+        must run before it is written again. An `Executor` runs them at once.
 
         Args:
-            blocks: from this block of the lease to before that one, after those it has committed;
-                all that have slots by default.
+            blocks: first block of the lease, and last block plus 1, after its committed blocks.
+                All blocks with slots by default.
             now: nanoseconds.
 
         Returns:
-            The moves, `uint64[n]`: none for a slot that another lease has stored ahead too; of
-            fewer blocks, the first ones, where the next tier has no slot that is free at once; and
-            of none where a commit would not store them either: unless the
-            first tier writes through, into memory, and admits at the first use.
+            The moves, `uint64[n]`. None for a slot that another lease has stored ahead. Only for
+            the first blocks if the next tier lacks free slots. None at all if a commit would
+            not store the blocks: the first tier must write through, into memory, and admit at the
+            first use.
 
         Raises:
-            ConfigError: the first tier is not the engine's, or such blocks have no slots, or are
+            ConfigError: the engine does not own the first tier, or the blocks have no slots, or are
                 committed.
         """
 
     def drop_ahead(self, *, now: int) -> None:
-        """Take back what `store_ahead` started and `commit` has not taken over.
+        """Take back the stores of `store_ahead` not yet adopted by `commit`.
 
-        Other tokens will be written than was thought.
+        For an engine that will write other tokens than expected.
         """
 
     def commit(self, new_tokens: _Tokens, *, now: int) -> Committed:
-        """Append tokens whose KV is written; full blocks are cached from then on.
+        """Append tokens with written KV. Full blocks are cached from then on.
 
-        The first commit also confirms that what the plan says to recompute is written. It may be
-        empty.
+        The first commit also confirms the plan's recomputed tokens as written. It may be empty.
 
         Args:
-            new_tokens: the tokens, which follow those held; their KV is in the lease's slots.
+            new_tokens: the tokens after the present tokens. Their KV is in the lease's slots.
             now: the time.
 
         Returns:
-            Handles of the new blocks, and the slots of blocks that others committed first.
+            Handles of the new blocks, and the slots of blocks that another lease committed first.
 
         Raises:
             ConfigError: no room for the tokens, or moves of `after` have not ended.
@@ -1176,23 +1177,23 @@ class Lease:
     def truncate(self, tokens: int, *, now: int) -> None:
         """Keep the first `tokens` tokens. Blocks after them stay cached.
 
-        A cut inside a block needs `reserve` before the next commit, which copies its front. Where
-        groups of layers are kept apart the lease may keep fewer tokens: those up to a border at
-        which all groups can go on, since no state is rolled back.
+        A cut inside a block needs `reserve` before the next commit, which copies the block's front.
+        If groups of layers are kept apart the lease may keep fewer tokens, up to a border where
+        all groups can continue, since no state is rolled back.
 
         Args:
-            tokens: number of tokens that the lease holds afterwards, at most.
+            tokens: maximum number of tokens to hold afterwards.
             now: the time.
 
         Raises:
-            ConfigError: the lease holds fewer.
+            ConfigError: the lease holds fewer tokens.
         """
 
     def fork(self, n: int, *, now: int) -> list[Lease]:
-        """Make further leases over the same tokens, sharing all blocks.
+        """Return new leases over the same tokens, sharing all blocks.
 
-        All of them, this one too, need `reserve` before the next commit, which copies a partial
-        block. Where groups of layers are kept apart they also wait for copies of the windows and
+        All of them and this lease need `reserve` before the next commit, which copies a partial
+        block. If groups of layers are kept apart they also wait for copies of the windows and
         states that this lease still writes: see `after`.
 
         Args:
@@ -1200,45 +1201,46 @@ class Lease:
             now: the time.
 
         Raises:
-            ConfigError: something of the plan is still to be loaded or computed.
-            NoSpaceError: there is no room for those copies.
+            ConfigError: a part of the plan is still to be loaded or computed.
+            NoSpaceError: there is no room for the copies.
         """
 
     def suspend(self, to: _Kind = "host", *, now: int) -> NDArray[np.uint64]:
-        """Give the memory back and keep the tokens; never fails for want of room.
+        """Give the memory back and keep the tokens. Never fails for lack of room.
 
         Args:
-            to: kind of the second tier; what has room there is written, the rest is dropped.
+            to: kind of the second tier. Blocks are written there while it has room, and dropped
+                otherwise.
             now: the time.
 
         Returns:
-            Moves that still use slots that the engine owns, `uint64[n]`.
+            Moves still using slots owned by the engine, `uint64[n]`.
 
         Raises:
             ConfigError: the second tier is of another kind.
         """
 
     def resume(self, reserve: int = 0, *, now: int, load: _Load = "plan") -> Plan:
-        """Plan again for a suspended lease; blocks that are not `matched` must be committed again.
+        """Plan again for a suspended lease; commit blocks that are not `matched` again.
 
         Args:
-            reserve: number of tokens after its end to make room for.
+            reserve: number of tokens to allocate after its end.
             now: the time.
-            load: what is loaded, as for `acquire`.
+            load: which blocks to load, as for `acquire`.
 
         Raises:
-            NoSpaceError: no room; the lease stays suspended.
+            NoSpaceError: no room. The lease stays suspended.
             ConfigError: the lease is not suspended.
         """
 
     def release(self, *, now: int | None = None) -> NDArray[np.uint64]:
-        """End the lease; its blocks stay cached. Releasing twice does nothing.
+        """End the lease. Its blocks stay cached. A second release does nothing.
 
         Args:
-            now: the time; None is the latest one that the manager has seen.
+            now: the time. None is the latest time seen by the manager.
 
         Returns:
-            Moves that still use slots that the engine owns, `uint64[n]`.
+            Moves still using slots owned by the engine, `uint64[n]`.
         """
 
     def __enter__(self) -> Self: ...
@@ -1255,10 +1257,10 @@ class Match:
     """The longest usable prefix of a sequence.
 
     Attributes:
-        tokens: how many tokens of the sequence it covers.
+        tokens: number of covered tokens of the sequence.
         handles: handles of its blocks in logical order, `uint64[n]`.
-        blocks: its blocks in logical order, as they are when this is first read. A block that is
-            gone by then has no tokens and no copies.
+        blocks: its blocks in logical order, as of the first read. A block removed by then has no
+            tokens and no copies.
     """
 
     @property
@@ -1268,30 +1270,30 @@ class Match:
     @property
     def blocks(self) -> tuple[MatchedBlock, ...]: ...
     def resident(self, tier: _Tier, *, skip: int = 0) -> int:
-        """Number of its leading blocks that have all layers on a tier now.
+        """Return the number of its leading blocks with all layers on a tier now.
 
-        A copy that comes or leaves does not count, nor does a block that is gone. Cheaper than
-        reading `blocks`, which it leaves alone.
+        Arriving and leaving copies do not count, and removed blocks do not count. Cheaper than
+        reading `blocks`.
 
         Args:
-            tier: where.
+            tier: the tier.
             skip: number of first blocks to pass over.
 
         Raises:
-            ConfigError: no such tier, or a match with fewer blocks.
+            ConfigError: an unknown tier, or a match with fewer blocks.
         """
 
     def resumable(self, tier: _Tier, *, skip: int = 0) -> int:
-        """Number of its blocks up to the last border at which a tier now has all for a resume.
+        """Return the number of its blocks up to the last border resumable from a tier now.
 
-        With one group of layers it is that of `resident`.
+        Equal to `resident` with a single group of layers.
 
         Args:
-            tier: where.
-            skip: number of first blocks that do not count.
+            tier: the tier.
+            skip: number of first blocks to leave out.
 
         Raises:
-            ConfigError: as of `resident`.
+            ConfigError: as for `resident`.
         """
 
 @final
@@ -1300,21 +1302,21 @@ class Miss:
 
     Attributes:
         tokens: tokens of the prompt.
-        found: tokens found with a complete copy, per tier, where the fastest has them.
-        parted_at: index of the first token that differs from the cached branches, inside a block
-            too; None if nothing is cached there, or the prompt ends before it differs.
-        parting: content key of the last block that the prompt has in common with them; None where
-            it differs in the first block, or does not part.
+        found: tokens found with a complete copy, per tier, counted on the fastest tier with a copy.
+        parted_at: index of the first token different from the cached branches, also inside a block.
+            None if nothing is cached there, or the prompt ends before it diverges.
+        parting: content key of the prompt's last block in common with the branches. None if the
+            prompt diverges in the first block, or does not diverge.
         branches: the cached branches at that token.
-        evicted: tokens after the match that were cached once and left. Known where a policy
+        evicted: tokens after the match that were cached once and evicted. Known under a policy that
             remembers evicted blocks (`learned` does), or with `explain=True`.
-        in_flight: tokens that are known and have no complete copy yet.
-        other_scope: tokens after the match that the same tenant has for another adapter, or for
-            another digest at the parting.
+        in_flight: known tokens without a complete copy yet.
+        other_scope: tokens after the match, cached by the same tenant for a different adapter, or
+            for a different digest at the divergence.
         recomputed: tokens of the match that are expected to be computed faster than loaded.
-        causes: for each range of computed tokens, the first, one after the last, and the cause:
-            "new", "diverged" (at least .3 of the tokens after the parting recur in one branch),
-            "evicted", "other scope", "no resume point" (cached, and a group of layers lacks its
+        causes: for each range of computed tokens, the first token, the last plus 1, and the cause:
+            "new", "diverged" (at least .3 of the tokens after the divergence recur in a branch),
+            "evicted", "other scope", "no resume point" (cached, but a group of layers lacks its
             windows or its state there), "not stored yet", "recomputed" or "not cacheable" (the last
             block is not full).
     """
@@ -1342,15 +1344,15 @@ class Miss:
 
 @final
 class MissBranch:
-    """Cached branch from which a prompt parted.
+    """Cached branch at the point where a prompt diverges.
 
     Attributes:
-        tokens: its tokens from the parting on, at most 64, `uint32[n]`.
-        cached: tokens cached after the parting, along the newest blocks, at most 131 072.
+        tokens: its tokens from the divergence on, at most 64, `uint32[n]`.
+        cached: tokens cached after the divergence, along the newest blocks, at most 131 072.
         idle: nanoseconds since the last use of its first block.
-        session: the session that ends with it; None for none.
-        recurring: tokens of the prompt after the parting that are covered by runs of at least 16
-            tokens that the branch has too, at any offset.
+        session: the session at its end, or None.
+        recurring: tokens of the prompt after the divergence in runs of at least 16 tokens that also
+            occur in the branch, at any offset.
     """
 
     @property
@@ -1370,9 +1372,8 @@ class MatchedBlock:
 
     Attributes:
         block: its handle.
-        tokens: its tokens, `uint32[block_tokens]`; with digests in place, numbers from 0x80000000
-            on.
-        copies: its copies, fastest tier first; none for a hole.
+        tokens: its tokens, `uint32[block_tokens]`. Digests appear as numbers from 0x80000000 on.
+        copies: its copies, fastest tier first. Empty for a hole.
     """
 
     @property
@@ -1384,21 +1385,21 @@ class MatchedBlock:
 
 @final
 class Copy:
-    """One copy of a block on one tier.
+    """A copy of a block on a tier.
 
     Attributes:
         tier: index of the tier.
-        group: group of layers, where groups are kept apart; layers count within it.
-        slot: its slot; with layer slots that of its first coming layer.
-        slots: its slots: one, or with layer slots one for each of its coming layers.
-        layer_lo: first layer that is valid now.
-        layer_hi: the last layer that is valid now, plus 1.
-        coming_lo: first layer that will be valid at `ready`.
-        coming_hi: the last layer that will be valid at `ready`, plus 1.
-        first: when the first of the coming layers is expected, in nanoseconds.
-        ready: when all coming layers are expected, in nanoseconds.
-        leaving: whether it was chosen to leave: it is valid until the store that reads it has
-            ended. A request that finds it before its slots are promised to another one keeps it.
+        group: group of layers, if groups are kept apart. Layers count within the group.
+        slot: its slot. With layer slots, the slot of its first expected layer.
+        slots: its slots: a single slot, or with layer slots a slot per expected layer.
+        layer_lo: first valid layer now.
+        layer_hi: last valid layer now, plus 1.
+        coming_lo: first valid layer at `ready`.
+        coming_hi: last valid layer at `ready`, plus 1.
+        first: expected time of the first arriving layer, in nanoseconds.
+        ready: expected time of all arriving layers, in nanoseconds.
+        leaving: whether it was chosen as a victim. It is valid until the store reading it has
+            ended. A request that finds it before its slots are promised keeps the copy.
     """
 
     @property
@@ -1426,7 +1427,7 @@ class Copy:
 
 @final
 class Plan:
-    """Steps that bring a request's match to the first tier, and the time the prompt is computed.
+    """Steps to bring a request's match to the first tier, and the predicted end of the prompt.
 
     Spans cover only the match: the engine computes the rest of the prompt after the positions to
     recompute.
@@ -1438,50 +1439,50 @@ class Plan:
 
     @property
     def finish(self) -> int:
-        """Predicted time at which the prompt is computed to its end, in nanoseconds.
+        """Predicted time at which the whole prompt is computed, in nanoseconds.
 
-        It counts the loads, waiting for their lanes included, recomputed tokens of the match, and
-        all tokens after it; not the tokens that `reserve` makes room for. Recomputation runs while
-        lanes load. The rest of the prompt begins when all of the match is there, or under
-        `acquire(layerwise=True)` each layer of it when that layer of the match is: then everything
-        that is computed is one pass, and the loads of a lane bring layer 0 of all their blocks
+        Counts the loads, including waits for their lanes, the recomputed tokens of the match, and
+        all tokens after the match, without the tokens of `reserve`. Recomputation overlaps with
+        loads. The rest of the prompt begins once the whole match is there. Under
+        `acquire(layerwise=True)` each layer of it begins once the same layer of the match is there:
+        then all computation is one pass, and the loads of a lane bring layer 0 of all their blocks
         first.
         """
 
     @property
     def exact(self) -> bool:
-        """Whether no plan can finish earlier, as far as lanes and costs are predicted rightly."""
+        """Whether no plan can finish earlier, if lanes and costs are predicted correctly."""
 
     @property
     def resume(self) -> list[int]:
         """Token borders after the match at which a pass should end, ascending.
 
-        Each becomes a resume point when it is committed: with states only where a pass, and so a
-        commit, ends there. Empty for a model whose groups of layers are not kept apart.
+        Each border becomes a resume point once committed. With states only if a pass, and so a
+        commit, ends there. Empty for a model with a single group of layers.
         """
 
     def recompute(self, layer: int | None = None) -> NDArray[np.int64]:
-        """Positions whose KV the engine must write at `layer`, ascending, `int64[n]`.
+        """Return the ascending positions of the KV to write at `layer`, `int64[n]`.
 
         Args:
-            layer: the model layer; None gives the positions of all layers together.
+            layer: the model layer. None gives the positions of all layers together.
 
         Raises:
-            ConfigError: the model does not have that layer.
+            ConfigError: an unknown layer.
         """
 
     def ready(self, layer: int) -> int:
-        """Predicted time at which what is reused and loaded of a layer is there, in nanoseconds.
+        """Return the predicted time at which a layer of the match is there, in nanoseconds.
 
         A span of `n` blocks and `l` layers counts as `n` equal transmissions in a row: layer `i` of
-        it is there at `ready - (l - 1 - i) * (ready - first_ready) / (n * l - 1)`. 0 if nothing is
-        reused or loaded.
+        it is there at `ready - (l - 1 - i) * (ready - first_ready) / (n * l - 1)`. 0 without
+        reused or loaded blocks.
 
         Args:
             layer: the model layer.
 
         Raises:
-            ConfigError: the model does not have that layer.
+            ConfigError: an unknown layer.
         """
 
 @final
@@ -1493,10 +1494,10 @@ class Span:
         stop: the last token plus 1.
         layer_lo: first layer.
         layer_hi: the last layer plus 1.
-        action: what happens.
-        tier: index of the tier where the bytes are.
-        first_ready: predicted time at which the first layer is there, in nanoseconds.
-        ready: predicted time at which all of it is there, in nanoseconds.
+        action: the action.
+        tier: index of the tier with the bytes.
+        first_ready: predicted time of the first layer, in nanoseconds.
+        ready: predicted time of all layers, in nanoseconds.
     """
 
     @property
@@ -1529,23 +1530,22 @@ class Moves:
         STORE: the kind of a move to a slower tier.
         COPY: the kind of a move within the first tier.
         id: ids, never used twice.
-        kind: what they are for: `LOAD`, `STORE` or `COPY`.
-        lease: leases that asked for them, or the first that wait for them; 0 for none.
-        block: handles of the blocks; 2**64 - 1 for one that is partial, or not committed yet.
+        kind: purposes: `LOAD`, `STORE` or `COPY`.
+        lease: leases that requested them, or the first waiting leases. 0 for none.
+        block: handles of the blocks. 2**64 - 1 for a block that is partial, or not committed yet.
         key: content hashes of the blocks, `uint8[n, 32]`. Zeros unless a disk or remote tier
             takes part.
         src: indices of the tiers to read.
         dst: indices of the tiers to write.
-        src_slot: slots to read: layer slots if that tier has them.
-        dst_slot: slots to write: layer slots if that tier has them.
+        src_slot: slots to read: layer slots if the tier has them.
+        dst_slot: slots to write: layer slots if the tier has them.
         group: layer groups.
         layer_lo: first layers.
         layer_hi: the last layers plus 1.
-        after: moves that must have completed well, on all ranks, before these start on any; 0 for
-            none.
-        tokens: tokens of the blocks that are valid: fewer than a block only for copies.
-        label: `bytes` that a disk or remote tier keeps with each block, by which a later manager
-            finds it again. Empty unless that tier is the destination.
+        after: moves to succeed on all ranks before these start on any. 0 for none.
+        tokens: valid tokens of the blocks: fewer than a block only for copies.
+        label: `bytes` that a disk or remote tier stores with each block, for a later manager to
+            find the block. Empty for other destinations.
     """
 
     LOAD: ClassVar[Literal[0]]
@@ -1583,52 +1583,52 @@ class Moves:
     @property
     def label(self) -> list[bytes]: ...
     def by_layer(self, layer: int) -> Moves:
-        """The moves that carry a layer, cut to it.
+        """Return the moves with a layer, cut to this layer.
 
         Ids stay: report progress by `layers_done` until all layers of a move are done.
         """
 
     def of_layers(self, layers: int) -> Moves:
-        """The same moves of whole blocks, for a rank that has `layers` layers of the model.
+        """Return the moves of whole blocks for a rank with `layers` layers of the model.
 
-        Pipeline stages have unequal numbers of layers; a manager of whole blocks need not know.
+        Pipeline stages have unequal numbers of layers. A manager of whole blocks need not know
+        them.
 
         Raises:
-            ConfigError: not a number from 1 to 65 535.
+            ConfigError: a number outside 1 to 65 535.
         """
 
     def together(
         self, tiers: Sequence[int] | NDArray[np.integer[Any]]
     ) -> tuple[list[Moves], Moves]:
-        """Moves that can be copied at once.
+        """Group the moves that can be copied together.
 
         Args:
-            tiers: indices of the tiers between which that is so.
+            tiers: indices of the tiers with grouped copies.
 
         Returns:
-            The moves between these tiers that wait for none: in each part all have the same kind,
-            lease, tiers and layers. And all others, in their order.
+            Groups of moves between these tiers without a move in `after`: each group has one kind,
+            lease, pair of tiers and range of layers. And the remaining moves, in their order.
 
         Raises:
             ConfigError: a tier that is no number from 0 to 255.
         """
 
     def to_bytes(self) -> bytes:
-        """The columns as bytes.
+        """Return the columns as bytes.
 
         All numbers are little-endian: the magic `kvtrmove`, version `u32` = 2, zero `u32`, number
         of moves `u64`, then the columns, without padding between them, in the order and types
         id, kind, lease, block, key, src, dst, src_slot, dst_slot, group, layer_lo, layer_hi,
-        after, tokens, length of the label `u32`; then the labels.
+        after, tokens, length of the label `u32`. The labels follow.
         """
 
     @staticmethod
     def from_bytes(data: bytes) -> Moves:
-        """What `to_bytes` gave.
+        """Decode the result of `to_bytes`.
 
         Raises:
-            ConfigError: bytes of another format or version, cut short, or with moves that cannot
-                be.
+            ConfigError: bytes of another format or version, cut short, or with invalid moves.
         """
 
     def __len__(self) -> int: ...
@@ -1638,33 +1638,31 @@ class Moves:
     def __getitem__(
         self, index: slice | Sequence[int] | NDArray[np.bool_ | np.integer[Any]], /
     ) -> Moves:
-        """The moves of a slice, of a mask or at indices, as numpy chooses and in its order."""
+        """Return the moves of a slice, of a mask or at indices, in numpy's order."""
 
     def __iter__(self) -> Iterator[Move]: ...
     def __reduce__(self) -> tuple[Any, ...]: ...
 
 @final
 class Move:
-    """One move: copy layers of a block from slot to slot.
+    """A move: copy layers of a block from slot to slot.
 
     Attributes:
         id: its id, never used twice.
         kind: `Moves.LOAD`, `Moves.STORE` or `Moves.COPY`.
-        lease: the lease that asked for it, or the first that waits for it; 0 for none.
-        block: handle of the block; 2**64 - 1 for one that is partial, or not committed yet.
-        key: content hash of the block, 32 bytes; zeros unless a disk or remote tier takes part.
+        lease: the lease that requested it, or the first waiting lease. 0 for none.
+        block: handle of the block. 2**64 - 1 for a block that is partial, or not committed yet.
+        key: content hash of the block, 32 bytes. Zeros unless a disk or remote tier takes part.
         src: index of the tier to read.
         dst: index of the tier to write.
-        src_slot: slot to read: a layer slot if that tier has them.
-        dst_slot: slot to write: a layer slot if that tier has them.
+        src_slot: slot to read: a layer slot if the tier has them.
+        dst_slot: slot to write: a layer slot if the tier has them.
         group: layer group.
         layer_lo: first layer.
         layer_hi: the last layer plus 1.
-        after: the move that must have completed well, on all ranks, before this one starts on any;
-            0 for none.
-        tokens: tokens of the block that are valid: fewer than a block only for a copy.
-        label: bytes that a disk or remote tier keeps with the block; empty for any other
-            destination.
+        after: the move to succeed on all ranks before this move starts on any. 0 for none.
+        tokens: valid tokens of the block: fewer than a block only for a copy.
+        label: bytes that a disk or remote tier stores with the block. Empty for other destinations.
     """
 
     @property
@@ -1702,24 +1700,24 @@ class Move:
 
 @final
 class DiskStore:
-    """The files of one store, as `kvtrie.tiers.disk.DiskStorage` uses them.
+    """The files of a store, for `kvtrie.tiers.disk.DiskStorage`.
 
     Calls leave the interpreter to other threads while files are read and written.
 
     Attributes:
-        folder: its own folder.
-        read_only: whether it may not write: another process does, the folder forbids it, or was
-            removed or replaced while it was open.
-        refusal: why it may not, if so.
-        about: what its KV means, as JSON.
+        folder: the store's own folder.
+        read_only: whether writes are refused: another process writes, the folder forbids it, or the
+            folder was removed or replaced while it was open.
+        refusal: the reason for `read_only`, or None.
+        about: meaning of its KV, as JSON.
         layers: layers of a block.
-        layer_bytes: bytes of one layer of a block.
+        layer_bytes: bytes of a layer of a block.
         block_tokens: tokens of a block.
-        slots: how many blocks it may hold.
-        slot_bytes: bytes that a block takes on disk.
-        disk_bytes: bytes that its files take now.
-        travel: whether bytes pass the page cache by, which queue moves them, and why it is not
-            what was asked for.
+        slots: maximum number of blocks.
+        slot_bytes: bytes of a block on disk.
+        disk_bytes: present size of its files, in bytes.
+        travel: whether bytes bypass the page cache, the queue in use, and the reasons for any
+            difference from the request.
     """
 
     def __new__(
@@ -1738,22 +1736,22 @@ class DiskStore:
     ) -> Self: ...
     @staticmethod
     def inspect(folder: str | PathLike[str]) -> DiskStore:
-        """Open the store whose own folder this is, as its manifest describes it."""
+        """Open the store in its own folder, as its manifest describes it."""
 
     @staticmethod
     def stores(folder: str | PathLike[str]) -> list[tuple[Path, str | None]]:
-        """The stores in a folder: each one's own folder, and why it cannot be read if so."""
+        """Return the own folder of each store in a folder, and the fault of an unreadable store."""
 
     @staticmethod
     def blocks_in(budget: int, layers: int, layer_bytes: int, block_tokens: int) -> int:
-        """Number of blocks that fit into a budget in bytes, all files counted.
+        """Return the number of blocks within a budget in bytes, all files counted.
 
-        `layer_bytes` are those of the layout, padding included.
+        `layer_bytes` is the size in the layout, padding included.
         """
 
     @staticmethod
     def bytes_for(blocks: int, layers: int, layer_bytes: int, block_tokens: int) -> int:
-        """Bytes that all files for this number of blocks take at most."""
+        """Return the maximum size of all files for a number of blocks, in bytes."""
 
     @property
     def folder(self) -> Path: ...
@@ -1785,7 +1783,7 @@ class DiskStore:
     ) -> list[str | None]:
         """Read blocks as `read` does, given as its arguments, up to `depth` of them at once.
 
-        Returns for each the reason of its failure, or None.
+        Returns the reason of its failure, or None, for each block.
         """
 
     def write_many(
@@ -1797,7 +1795,7 @@ class DiskStore:
     ) -> list[str | None]:
         """Write blocks as `write` does, given as its arguments, up to `depth` of them at once.
 
-        Returns for each the reason of its failure, or None.
+        Returns the reason of its failure, or None, for each block.
         """
 
     def read(
@@ -1814,35 +1812,35 @@ class DiskStore:
         label: bytes,
         wall: int,
     ) -> None:
-        """Write layers of a block from `memory`; `wall` is the wall clock in nanoseconds."""
+        """Write layers of a block from `memory` at the wall clock `wall`, in nanoseconds."""
 
     def index(self, wall: int, *, group: int = 0) -> Index:
-        """Index of the blocks here, as rows of a group, with ages as of `wall`."""
+        """Return the index of the store's blocks, as rows of a group, with ages as of `wall`."""
 
     def save(self, index: Index, wall: int, *, group: int = 0) -> None:
-        """Keep exactly the blocks of an index in a group; every other slot is free afterwards."""
+        """Keep exactly the blocks of an index in a group, and free every other slot."""
 
     def note_uses(self, index: Index, wall: int, *, group: int = 0) -> int:
         """Persist ages and uses of the blocks of an index in a group, for the next process.
 
-        All else stays. Rows that name another block than the slot has are left out. Nothing is
+        Changes nothing else. Rows that name a wrong block for their slot are left out. Nothing is
         synced: a power loss may lose the noted ages and uses, never a block.
 
         Args:
-            index: what `BlockManager.index` gave of some blocks.
+            index: a result of `BlockManager.index` for some blocks.
             wall: the wall clock in nanoseconds.
-            group: of the rows that count.
+            group: group of the rows to read.
 
         Returns:
-            How many of the blocks are there.
+            Number of stored blocks among the rows.
 
         Raises:
-            ConfigError: a slot that is not there.
+            ConfigError: an unknown slot.
             TransferError: the device failed, or the store is read-only.
         """
 
     def blocks(self, wall: int) -> list[tuple[int, bytes, int, int, int, int, bool]]:
-        """Every block as a row for people.
+        """Return every block as a readable row.
 
         Returns:
             Slot, key, first layer, last layer plus 1, nanoseconds since the last use, uses, and
@@ -1852,20 +1850,19 @@ class DiskStore:
     def verify(
         self, progress: Callable[[int, int], object] | None = None
     ) -> list[tuple[int, bytes, str]]:
-        """Read and verify every block, and remove what is damaged where it may write.
+        """Read and verify every block, and remove damaged blocks of a writable store.
 
-        For tests: it is one call, which Ctrl-C does not end. People use `kvtrie disk verify`, which
-        goes block by block.
+        For tests: a single call, uninterrupted by Ctrl-C. `kvtrie disk verify` goes block by block.
 
         Args:
             progress: called with the number of blocks done and of all blocks.
 
         Returns:
-            Slot, key and reason of each block that could not be proved.
+            Slot, key and reason of each unverified block.
         """
 
     def gc(self) -> int:
-        """Give back what free slots and dead entries take; return the number of bytes."""
+        """Free the space of free slots and dead entries, and return the number of bytes."""
 
     def clear(self, first: int, end: int) -> None:
         """Free the slots from `first` to before `end`, and give their space back."""
@@ -1874,33 +1871,34 @@ class DiskStore:
         """Free a slot."""
 
     def sync(self) -> None:
-        """Make everything that was written durable."""
+        """Make all written data durable."""
 
     def reasons(self) -> list[str]:
-        """Take the reasons for which blocks were skipped or removed since the last call."""
+        """Return and clear the reasons of skipped or removed blocks."""
 
     def close(self) -> None:
-        """Write what is still in memory and give the lock back. Closing twice does nothing."""
+        """Write the data still in memory and release the lock. A second close does nothing."""
 
 @final
 class KeptFile:
-    """Table of the slots of a host pool that is a file in memory.
+    """Table of the slots of a host pool in a memory file.
 
     Attributes:
         path: its path.
         about: meaning of its KV, as JSON.
         layers: layers of a block.
-        layer_bytes: bytes of one layer of a block.
+        layer_bytes: bytes of a layer of a block.
         block_tokens: tokens of a block.
-        slots: how many blocks it may hold.
+        slots: maximum number of blocks.
         identity: the digest of `about`.
         pool: start of the pool in the file, and length of the file.
         found: whether it is the file of an earlier process.
-        cold: why the blocks of an earlier file cannot be used; None if there was none.
-        descriptors: the one to map, and the one that has the lock, which a fork has to close.
+        cold: why the blocks of an earlier file cannot be used, or None if there was none.
+        descriptors: the descriptor to map, and the descriptor with the lock, to be closed in a
+            fork.
         sealed: slots that the next process would find.
-        unproved: slots of earlier processes that nothing has proved or written yet.
-        lost: blocks that were lost, by reason.
+        unproved: slots of earlier processes not yet verified or written.
+        lost: number of lost blocks, by reason.
     """
 
     @staticmethod
@@ -1915,24 +1913,24 @@ class KeptFile:
         blocks: int,
         replace: bool = False,
     ) -> tuple[KeptFile | None, int | None, bool]:
-        """Opens a file for its only writer, or takes the room for it.
+        """Open a file for its only writer, or reserve the space for a new file.
 
-        One that is new, or whose blocks cannot be used, is made when the first slot is written;
-        closed before that, it is as it was.
+        A new file, or a file with unusable blocks, is made when the first slot is written. Closed
+        before that, it is unchanged.
 
         Returns:
-            The file; None if another process has its lock, then with the id of that process, if
+            The file. None if another process has its lock, then with the id of that process, if
             known, and whether it has died.
 
         Raises:
-            ConfigError: no memory file system, another user's file, or one with other content
+            ConfigError: no memory file system, another user's file, or a file with foreign content
                 unless `replace`.
             TransferError: no room.
         """
 
     @staticmethod
     def inspect(path: str | PathLike[str]) -> KeptFile:
-        """Opens a file with the settings of its header and without its lock; for tools."""
+        """Open a file with the settings of its header and without its lock, for tools."""
 
     @property
     def path(self) -> Path: ...
@@ -1965,7 +1963,7 @@ class KeptFile:
     def begin(
         self, slots: Sequence[int], keys: Sequence[bytes], layers: tuple[int, int]
     ) -> list[str | None]:
-        """Marks slots as being written, before the first byte.
+        """Mark slots as being written, before the first byte is written.
 
         Returns:
             An error or None for each.
@@ -1974,10 +1972,10 @@ class KeptFile:
     def finish(
         self, slots: Sequence[int], keys: Sequence[bytes], ok: bool
     ) -> list[tuple[int, int, tuple[int, int]]]:
-        """Notes that copies into slots have ended.
+        """Record the end of copies into slots.
 
         Returns:
-            Slot, generation and layers of those that can be sealed now.
+            Slot, generation and layers of each slot to seal now.
         """
 
     def seal(
@@ -1985,40 +1983,40 @@ class KeptFile:
         slots: Sequence[tuple[int, int, tuple[int, int], NDArray[np.uint8], bytes]],
         wall: int,
     ) -> int:
-        """Seals slots, given with the memory of their layers and their labels; returns how many."""
+        """Seal slots, given with the memory of their layers and their labels, and count them."""
 
     def to_prove(self, slot: int) -> tuple[int, int] | None:
-        """The layers over which a slot is to be proved before its first use, if at all.
+        """Return the layers to verify before the first use of a slot, if any.
 
         Raises:
             TransferError: it is damaged.
         """
 
     def prove(self, slot: int, key: bytes, memory: NDArray[np.uint8]) -> None:
-        """Proves the block of an earlier process by the memory of its layers.
+        """Verify the block of an earlier process by the memory of its layers.
 
         Raises:
             TransferError: it is damaged, or another block.
         """
 
     def index(self, wall: int, slots: NDArray[np.int64] | None = None) -> Index:
-        """The index of the blocks that are here; `slots` renumbers them, below 0 leaves one out."""
+        """Return the index of its blocks. `slots` renumbers them. Below 0 leaves a block out."""
 
     def note_uses(self, index: Index, wall: int, slots: NDArray[np.int64] | None = None) -> int:
-        """Notes the ages and uses of the blocks of an index, whose slots `slots` renumbers."""
+        """Record the ages and uses of the blocks of an index, renumbered by `slots`."""
 
     def blocks(self, wall: int) -> list[tuple[int, bytes, int, int, int, int, bool]]:
-        """Every block as a readable row, as of a `DiskStore`."""
+        """Return every block as a readable row, as for `DiskStore`."""
 
     def verify(self, slot: int, key: bytes) -> None:
-        """Reads a slot through the file and proves it; for tools.
+        """Read a slot through the file and verify it, for tools.
 
         Raises:
             TransferError: it is damaged, or another block.
         """
 
     def close(self) -> None:
-        """Gives the lock back, once no other call runs. Closing twice does nothing."""
+        """Release the lock once no other call runs. A second close does nothing."""
 
 @final
 class Index:
@@ -2027,26 +2025,26 @@ class Index:
     Attributes:
         key: content hashes of the blocks, `uint8[n, 32]`.
         slot: their slots.
-        layer_lo: first layers that are there.
+        layer_lo: first layers on the tier.
         layer_hi: the last layers plus 1.
         age: nanoseconds since their last use.
-        uses: how often they were used.
-        session_blocks: blocks of their sessions; 0 for none.
-        group: their groups of layers. Rows of a group after the first follow that of their block in
-            the first, and are those that resume points need.
+        uses: numbers of uses.
+        session_blocks: blocks of their sessions. 0 for no session.
+        group: their groups of layers. Rows of a group after the first follow the block's row in the
+            first group, and exist for blocks needed by resume points.
     """
 
     def __new__(
         cls, rows: Iterable[tuple[bytes, int, int, int, *tuple[int, ...]]] | None = None
     ) -> Self:
-        """An index of given rows.
+        """Make an index from rows.
 
         Args:
-            rows: tuples (label, slot, layer_lo, layer_hi), with the group as a fifth after the
-                first group, as iterating gives them.
+            rows: tuples (label, slot, layer_lo, layer_hi), with the group as a fifth element after
+                the first group. Iterating an index returns the same tuples.
 
         Raises:
-            ConfigError: bytes that are no label, or a number that cannot be.
+            ConfigError: an invalid label or number.
         """
 
     @property
@@ -2067,7 +2065,7 @@ class Index:
     def group(self) -> NDArray[np.uint8]: ...
     def __len__(self) -> int: ...
     def __add__(self, value: Index, /) -> Index:
-        """The rows of both, one after another."""
+        """Return the rows of both, the right rows last."""
 
     def __radd__(self, value: Index, /) -> Index: ...
     def __iter__(self) -> Iterator[tuple[bytes, int, int, int, *tuple[int, ...]]]: ...
@@ -2078,11 +2076,10 @@ class Committed:
 
     Attributes:
         new: handles of the blocks that entered the trie, `uint64[n]`.
-        duplicate: private slots whose block another lease had committed already and still uses,
+        duplicate: private slots of blocks that another lease has committed and still uses,
             `uint32[k]`. They stay the lease's until release.
-        canonical: handles of the blocks that won, one for each duplicate, `uint64[k]`.
-        ahead: how many of the new blocks had been stored by `store_ahead`: their copies were taken
-            over.
+        canonical: handles of the blocks cached instead, in the order of `duplicate`, `uint64[k]`.
+        ahead: number of new blocks stored by `store_ahead`, with copies adopted by the commit.
     """
 
     @property
@@ -2096,14 +2093,14 @@ class Committed:
 
 @final
 class Failed:
-    """Tokens that will not be where a plan said.
+    """Tokens that failed to arrive as planned.
 
     Attributes:
-        lease: the lease concerned; 0 if none is.
-        block: handle of the block; None for a partial one.
+        lease: the lease concerned, or 0.
+        block: handle of the block. None for a partial block.
         start: first token on the lease's path.
         stop: the last token plus 1.
-        reason: what the executor said.
+        reason: the executor's error.
     """
 
     @property
@@ -2121,22 +2118,22 @@ class Failed:
 class Explanation:
     """The price of a block on a tier at a time.
 
-    `value = cost / idle` with `cost` the product of terms and weights (Pensieve, Section 4.3.1);
-    what a policy does not use is 1.
+    `value = cost / idle` with `cost` the product of terms and weights (Pensieve, Section 4.3.1).
+    Factors unused by the policy are 1.
 
     Attributes:
         cost: the product of all terms and weights.
-        terms: cost of computing a token of the block again, and how often it was used.
+        terms: cost of recomputing a token of the block, and number of its uses.
         weights: weight of the layers that would leave, and of the block's position in its
             session.
         idle: nanoseconds since the last use.
-        value: retention value: cost per second of idle time; infinite at zero idle time.
-        priority: 35 if no hint names it; a lower one leaves the tier first, whatever its value. It
-            is 35 too where the tier retains as many blocks as it may.
-        rank: how many copies leave the tier before it; None while it cannot be a victim.
+        value: retention value: cost per second of idle time, infinite at zero idle time.
+        priority: 35 unless a hint names it. Lower priorities leave the tier first, whatever the
+            value. Also 35 while the tier retains its maximum number of blocks.
+        rank: number of copies that leave the tier before it. None while it cannot be a victim.
         layers: the layers of the price: first, and last plus 1.
-        words: under `learned` the class of the block's last use, the lives that were counted and
-            what they make it worth, in words; None under any other policy.
+        words: under `learned` a description of the class of the block's last use, the counted
+            lives and the resulting value. None under other policies.
     """
 
     @property
@@ -2164,14 +2161,14 @@ class EventBatches:
 
     Args:
         manager: made with `events_of="residency"`.
-        mediums: the medium of each tier; None of a tier that is not published.
+        mediums: the medium of each tier. None for an unpublished tier.
         hashes: name of a block: "int" for the last 8 bytes of its content key, "bytes" for the key.
         form: each event as a "map" or an "array".
         rank: data-parallel rank of the engine.
 
     Raises:
-        ConfigError: a wrong argument, a manager without such events, or with another such object
-            that is not closed.
+        ConfigError: a wrong argument, a manager without residency events, or with an open encoder
+            already.
     """
 
     def __new__(
@@ -2190,37 +2187,39 @@ class EventBatches:
 
         Args:
             ts: time of the batches, in seconds since 1970.
-            contents: whether the contents are wanted too, as a batch that clears a reader first.
+            contents: whether to encode the contents too, as a batch that clears a reader first.
 
         Returns:
-            the events as a msgpack batch, None without any; the contents, if wanted or if events
-            were lost; blocks stored, removed and withheld; whether events were lost.
+            The events as a msgpack batch, None without events. The contents, if requested or if
+            events were lost. Numbers of blocks stored, removed and withheld. Whether events were
+            lost.
 
         Raises:
             ClosedError: the manager is closed.
         """
 
     def close(self) -> None:
-        """Allow another such object."""
+        """Allow a new encoder for the manager."""
 
 @final
 class HintReply:
     """Result of a hint.
 
     Attributes:
-        answer: "accepted": in force for all blocks that it names; "clipped": for some of them;
-            "deferred": it names blocks that are not cached, and waits for them; "rejected": it
-            changes nothing for any block that is there.
-        blocks: for how many blocks it is in force now.
-        left: how many blocks it names that it is not in force for.
-        code: the last reason why not for all of them, for programs. "accepted": it is; "absent":
-            its path, session, lease or owner has no such block; "waiting": blocks are not cached
-            yet; "share": a tier retains as many blocks as it may; "full": the scope has as many
-            pending hints as it may; "crowded": as many loads as may be are in flight to the tier;
-            "late": they would arrive after the deadline; "no-room": the tier has no room;
-            "incomplete": no tier has all layers that the load needs; "in-use": they are in use,
-            or no tier can take them.
-        reason: why not for all of them, for people; empty if it is accepted. Its words may change.
+        answer: "accepted": in force for all its blocks. "clipped": in force for some of its blocks.
+            "deferred": waits for blocks that are not cached. "rejected": changes nothing for any
+            cached block.
+        blocks: number of blocks with the hint in force.
+        left: number of its blocks without the hint in force.
+        code: the last reason for an incomplete answer, for programs. "accepted": it is complete.
+            "absent": its path, session, lease or owner has no such block. "waiting": blocks are not
+            cached yet. "share": a tier retains its maximum number of blocks. "full": the scope has
+            its maximum number of pending hints. "crowded": the maximum number of loads is in flight
+            to the tier. "late": loads would arrive after the deadline. "no-room": the tier has no
+            room. "incomplete": no tier has all layers for the load. "in-use": the blocks are in
+            use, or no tier can take them.
+        reason: the reason for an incomplete answer, for people. Empty if accepted. The wording may
+            change.
     """
 
     @property
@@ -2249,14 +2248,14 @@ class HintReply:
 
 @final
 class Unpriced:
-    """Blocks whose cost has still to be said; every array has one entry per block.
+    """Blocks without a cost. Every array has an entry per block.
 
     Attributes:
         id: handles of the blocks, `uint64`.
         context: tokens before each block, `uint64`.
         index: each block's index in its sequence, from 0, `uint32`.
-        uses: how often each was used, `uint32`.
-        session_blocks: blocks of its session, or up to its own end if it belongs to none, `uint32`.
+        uses: number of uses of each block, `uint32`.
+        session_blocks: blocks of its session, or up to its own end without a session, `uint32`.
     """
 
     @property
@@ -2273,27 +2272,27 @@ class Unpriced:
 
 @final
 class Event:
-    """Some layers of a block left a tier, or arrived on one.
+    """Departure of some layers of a block from a tier, or their arrival.
 
     Attributes:
-        kind: "removed", or "stored" for layers that arrived.
+        kind: "removed" for layers that left, "stored" for layers that arrived.
         at: when, in nanoseconds.
         block: handle of the block.
-        layer_lo: first layer that left or arrived.
-        layer_hi: the last such layer plus 1.
+        layer_lo: first layer.
+        layer_hi: the last layer plus 1.
         tier: index of the tier.
-        group: group of layers, where groups are kept apart; layers count within it.
-        reason: of an eviction: another tier has the block too, it is written one tier down, or it
-            was the last copy. None of residency.
-        cause: cause of the eviction; `TierStats` lists them. None of residency.
-        to: index of the tier it went to. None of residency.
-        idle: nanoseconds since its last use. None of residency.
-        number: place among all events of residency, from 0 on: a gap shows that some were
-            overwritten. None of evictions, as all below.
+        group: group of layers, if groups are kept apart. Layers count within the group.
+        reason: of an eviction: "clean", a copy on a different tier exists. "demoted", the block is
+            written to the next tier. "dropped", it was the last copy. None in residency events.
+        cause: cause of the eviction, as listed by `TierStats`. None in residency events.
+        to: index of the destination tier. None in residency events.
+        idle: nanoseconds since its last use. None in residency events.
+        number: position among all residency events, from 0 on: a gap shows that some were
+            overwritten. None in evictions, as are all fields below.
         key: content key of the block, 32 bytes, equal in every process.
-        parent: content key of the block before it; of its scope for a first block.
+        parent: content key of the block before it. The key of its scope for a first block.
         first: whether it is the first block of a sequence.
-        tokens: tokens of a block that was stored; none of one removed.
+        tokens: tokens of a stored block. None for a removed block.
     """
 
     @property
@@ -2331,27 +2330,27 @@ class Event:
 
 @final
 class Eviction:
-    """One entry of the eviction log: why some layers of a block left a tier.
+    """Entry of the eviction log: why some layers of a block left a tier.
 
     Attributes:
         at: when, in nanoseconds.
         block: handle of the block.
-        position: its place in its sequence, in blocks.
-        tenant: the salt of the tenant whose it was.
-        lora: the name of the adapter whose it was.
-        tier: index of the tier it left.
-        to: index of the tier it went to; None if to none.
-        layers: the layers that left: first, and last plus 1.
-        cause: cause of the eviction; `TierStats` lists them.
-        reason: another tier has the block too, it is written one tier down, or it was the last
-            copy.
-        uses: how often it was used.
+        position: its position in its sequence, in blocks.
+        tenant: the salt of its tenant.
+        lora: the name of its adapter.
+        tier: index of the source tier.
+        to: index of the destination tier, or None.
+        layers: the evicted layers: first, and last plus 1.
+        cause: cause of the eviction, as listed by `TierStats`.
+        reason: "clean", a copy on a different tier exists. "demoted", the block is written to
+            the next tier. "dropped", it was the last copy.
+        uses: number of its uses.
         idle: nanoseconds since its last use.
         cost: the product of all terms.
         terms: the terms and weights of `Explanation`, under the policy of the tier.
-        value: retention value: cost per second of idle time; infinite at zero idle time.
-        next_value: value of the copy that would have left next; None if none could. It may be lower
-            where the block before this one could not leave until now.
+        value: retention value: cost per second of idle time, infinite at zero idle time.
+        next_value: value of the next victim, or None. It may be lower if the block before this
+            block could not leave until now.
     """
 
     @property
@@ -2391,11 +2390,11 @@ class Eviction:
 class Histogram:
     """Times in nanoseconds, counted by their length.
 
-    Classes are at most a sixteenth wide, so quantiles are at most that much too long. Times above
-    13 days count as 13 days; `sum` is exact.
+    Classes are at most a sixteenth wide, so quantiles are at most a sixteenth too long. Times above
+    13 days count as 13 days. `sum` is exact.
 
     Attributes:
-        count: how many times were recorded.
+        count: number of recorded times.
         sum: their sum, in nanoseconds.
     """
 
@@ -2404,7 +2403,7 @@ class Histogram:
     @property
     def sum(self) -> int: ...
     def quantile(self, share: float) -> int:
-        """Return the time that a share of all times did not exceed, in nanoseconds; 0 without any.
+        """Return the shortest time not exceeded by a share of all times, in ns, or 0.
 
         Args:
             share: 0 to 1, as 0.99 for the 99th percentile.
@@ -2414,7 +2413,7 @@ class Histogram:
         """
 
     def up_to(self, bounds: Iterable[SupportsIndex]) -> list[int]:
-        """Number of times that were at most as long as each bound.
+        """Return the number of times up to each bound.
 
         The class that contains a bound counts as below it.
 
@@ -2422,48 +2421,47 @@ class Histogram:
             bounds: nanoseconds, ascending.
 
         Raises:
-            ConfigError: a bound that is not above the one before it.
+            ConfigError: a bound at or below the bound before it.
         """
 
     def since(self, before: Histogram) -> Histogram:
-        """The times recorded after `before` was taken.
+        """Return the times recorded after `before` was taken.
 
         Raises:
-            ConfigError: `before` is no earlier state of this one.
+            ConfigError: `before` is not an earlier state of this histogram.
         """
 
     def as_dict(self) -> dict[str, int]:
-        """Its `count`, `sum`, `p50`, `p90`, `p99` and `max`, in nanoseconds."""
+        """Return its `count`, `sum`, `p50`, `p90`, `p99` and `max`, in nanoseconds."""
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
 
 @final
 class GroupStats:
-    """Slots of one group of layers on a tier."""
+    """Slots of a group of layers on a tier."""
 
     @property
     def held(self) -> int:
-        """Slots of blocks and states that a resume point or a lease holds.
+        """Slots of blocks and states held by a resume point or a lease.
 
-        Of the first group, all that are not free.
+        In the first group, all slots in use.
         """
 
     @property
     def released(self) -> int:
-        """Slots that are found until they are taken, before any victim."""
+        """Released slots. Their contents are found until they are reused, before any victim."""
 
 @final
 class LaneStats:
-    """Counters of one lane.
+    """Counters of a lane.
 
     Attributes:
-        busy_ns: nanoseconds in which it carried something, as `saw_lane` or an `Executor` reported.
-            No declared speed changes it.
-        predicted_ns: nanoseconds that its transmissions take at its declared speed, latency
-            included.
+        busy_ns: nanoseconds of transmissions, as reported by `saw_lane` or an `Executor`.
+            Independent of the declared speed.
+        predicted_ns: nanoseconds of its transmissions at its declared speed, latency included.
         bytes: bytes given to it.
-        free_at: when its queue is idle, in nanoseconds.
+        free_at: time at which its queue is empty, in nanoseconds.
     """
 
     @property
@@ -2477,59 +2475,59 @@ class LaneStats:
 
 @final
 class TierStats:
-    """Counters of one tier since the manager was made, and its present contents.
+    """Counters of a tier since the manager was made, and its present contents.
 
-    An eviction is counted when it is decided; with layer slots each range of layers that leaves
-    counts. Its causes: "demand", its room was wanted at once; "ahead", its room was wanted for
-    something that is written down before its slot is needed; "suspended", its lease was; "failed",
-    it could not be read or came after a lost block; "cleared", by `mark`; "reset"; "hinted",
-    by a `Demote` hint.
+    An eviction is counted when it is decided. With layer slots each evicted range of layers counts.
+    Causes: "demand", the room was needed at once. "ahead", the room was needed for a block to
+    write down before its slot is needed. "suspended", the lease was suspended. "failed", the copy
+    was unreadable or after a lost block. "cleared", by `mark`. "reset". "hinted", by a `Demote`
+    hint.
 
     Attributes:
         kind: which tier.
-        policy: what decides which copies leave.
+        policy: its eviction policy.
         slots: all slots.
-        free: slots that can be written at once. On a tier that the engine owns all of them, always,
-            as on an empty one: which are in use only the engine knows.
+        free: slots writable at once. On a tier owned by the engine always all slots, since only the
+            engine knows the used slots.
         coming: slots without an owner that a store still reads.
-        evictable: copies that could be victims now.
-        copies: blocks that are here, with all or some of their layers; arriving ones do not yet.
-        clean: copies that could be dropped at once without a loss: their layers are below too, or,
-            on the last tier, above.
-        dirty: the other copies.
-        retained: copies that a hint retains.
-        hits: blocks that requests found here. A block that is loaded in part counts where it is
-            loaded from, one that is computed again in part is no hit. A block loaded by
-            `Lease.load` counts when all of it is in flight.
-        misses: full blocks that requests asked for and found neither here nor on a faster tier;
-            what a request with `load="none"` leaves out is one when its lease ends.
-        tokens_hit: tokens that requests found here.
+        evictable: possible victims now.
+        copies: blocks here with all or some of their layers, without arriving blocks.
+        clean: copies droppable at once without a loss: their layers are also on a lower tier or, on
+            the last tier, on a higher tier.
+        dirty: all remaining copies.
+        retained: copies retained by a hint.
+        hits: blocks found here by requests. A block loaded in part counts on the source tier of the
+            load. A block recomputed in part is no hit. A block loaded by `Lease.load` counts when
+            all of it is in flight.
+        misses: full blocks requested and found neither here nor on a faster tier. Blocks left out
+            by a request with `load="none"` count when its lease ends.
+        tokens_hit: tokens found here by requests.
         evicted: evictions.
         evictions: evictions by cause.
-        groups: slots of each group of layers, in the model's order, where the manager keeps groups
-            apart; otherwise empty.
-        evicted_clean: evictions that were instant because another tier has a copy.
-        evicted_dirty: evictions that had to be written first.
+        groups: slots of each group of layers, in the model's order, if the manager keeps groups
+            apart. Otherwise empty.
+        evicted_clean: instant evictions: a different tier has a copy.
+        evicted_dirty: evictions with a write first.
         dropped: evictions of last copies.
         demoted: stores of a block begun into this tier.
         promoted: loads of a block begun out of this tier.
-        bytes_freed: bytes that evictions gave back.
-        bytes_read: bytes that moves read from here.
-        bytes_written: bytes that moves wrote to here.
+        bytes_freed: bytes freed by evictions.
+        bytes_read: bytes read from here by moves.
+        bytes_written: bytes written to here by moves.
         moves: moves into this tier.
-        failed: moves into this tier that failed.
-        stores_dropped: on tier `remote`: blocks that were evicted from the tier above before a
-            worker began to store them here.
+        failed: failed moves into this tier.
+        stores_dropped: on tier `remote`: blocks evicted from the tier above before a worker began
+            to store them here.
         move_ns: nanoseconds from begin to end, summed over moves into this tier.
-        compared: how often `audit` compared the next victim with the least by costs that are not
-            rounded.
-        regrets: how often the victim's value was above that: by at most `epsilon`, so never at 0.
-        hit_age: since the last use, of blocks that requests found here.
-        evict_age: since the last use, of copies that left.
-        load_time: from being handed out to the end, of loads that read from here and ended well.
-            A move is handed out at the latest time that the manager has seen.
-        store_time: the same of stores that wrote to here.
-        copy_time: the same of copies within this tier.
+        compared: number of comparisons by `audit` of the next victim with the exact least value.
+        regrets: number of comparisons with a victim above the exact least value: by at most
+            `epsilon`, so none at 0.
+        hit_age: times since the last use, of blocks found here by requests.
+        evict_age: times since the last use, of evicted copies.
+        load_time: times from `moves` to success, of loads that read from here. They start at the
+            latest time seen by the manager.
+        store_time: the same for stores that wrote to here.
+        copy_time: the same for copies within this tier.
     """
 
     @property
@@ -2605,26 +2603,26 @@ class TierStats:
 
 @final
 class Stats:
-    """All counters of a manager at one moment; they only grow, and `reset` leaves them.
+    """All counters of a manager at a moment. They only grow, and `reset` leaves them.
 
     Attributes:
         tiers: counters per tier, fastest first.
         lanes: counters per lane, by name.
-        requests: requests that got a lease; resumed ones do not count again.
-        refused: requests that did not fit.
-        blocks_wanted: full blocks of the prompts of the former. Hits on all tiers and misses of the
-            last one add up to them.
-        tokens_wanted: tokens of those prompts.
-        inserted: blocks that entered the trie by a commit.
-        duplicates: blocks that a lease computed while another one had committed them already.
-        blocks: blocks that the trie knows now.
+        requests: requests with a lease. Resumed requests do not count again.
+        refused: requests without room.
+        blocks_wanted: full blocks of the prompts of `requests`: the sum of the hits on all tiers
+            and the misses of the last tier.
+        tokens_wanted: tokens of the same prompts.
+        inserted: blocks added to the trie by a commit.
+        duplicates: blocks computed by a lease after a different lease committed them.
+        blocks: blocks in the trie now.
         leases: leases held now.
-        moves: moves that have not ended.
-        queued: moves that wait to be handed out.
-        failed_lost: rows of `failed` that later ones took the place of before they were taken.
-        clamped: calls that came with a time below the latest one.
-        doubted: calls that came with a time more than a day beyond the latest one and were served
-            at that; the next call is believed if it comes with about the same time.
+        moves: unfinished moves.
+        queued: moves not yet taken.
+        failed_lost: rows of `failed` overwritten before they were taken.
+        clamped: calls with a time below the latest time.
+        doubted: calls with a time more than a day beyond the latest time, served at the latest
+            time. The next call is believed if it has about the same time.
         now: the latest time seen, in nanoseconds.
     """
 
@@ -2661,17 +2659,17 @@ class Stats:
     @property
     def now(self) -> int: ...
     def since(self, before: Stats) -> Stats:
-        """Statistics since `before` was taken: counters and histograms are differences.
+        """Return the statistics since `before`: counters and histograms are differences.
 
-        Present contents and `now` are those of this object. A rate is a difference divided by
+        Present contents and `now` are taken from this object. A rate is a difference divided by
         `(after.now - before.now) / 1e9` seconds.
 
         Raises:
-            ConfigError: `before` is no earlier state of the same manager.
+            ConfigError: `before` is not an earlier state of the same manager.
         """
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as dictionaries of numbers, for JSON; histograms as `Histogram.as_dict`."""
+        """Return dictionaries of numbers for JSON, histograms as `Histogram.as_dict`."""
 
 @final
 class ValueFormat:
@@ -2699,15 +2697,15 @@ class ValueFormat:
     @property
     def value_bytes(self) -> int: ...
     def layer_at(self, layer: int) -> int:
-        """Offset of a layer in a value."""
+        """Return the offset of a layer in a value."""
 
     def names(self, keys: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """The names `(blocks, 32)` of blocks by their content keys `(blocks, 32)`."""
+        """Return the names `(blocks, 32)` of blocks by their content keys `(blocks, 32)`."""
 
     def headers(
         self, blocks: Sequence[tuple[bytes, bytes, NDArray[np.uint8]]]
     ) -> list[tuple[bytes, str | None]]:
-        """The headers of blocks, given as key, label and all layers.
+        """Return the headers of blocks, given as key, label and all layers.
 
         Returns:
             A header and None for each, or no bytes and the reason.
@@ -2717,17 +2715,17 @@ class ValueFormat:
         self,
         blocks: Sequence[tuple[bytes, NDArray[np.uint8], tuple[int, int], NDArray[np.uint8]]],
     ) -> list[str | None]:
-        """Verify blocks that were read, given as key, header, layers and memory.
+        """Verify blocks after reading, given as key, header, layers and memory.
 
         Returns:
-            The difference for each, or None.
+            The difference for each block, or None.
         """
 
 @final
 class ValueFolder:
-    """Values in the files of a folder, as `kvtrie.tiers.remote.folder` uses them.
+    """Values in the files of a folder, for `kvtrie.tiers.remote.folder`.
 
-    Calls leave the interpreter to other threads. Times are nanoseconds that are left. Results are
+    Calls leave the interpreter to other threads. Times are remaining nanoseconds. Results are
     pairs of an outcome and a reason.
     """
 
@@ -2747,25 +2745,25 @@ class ValueFolder:
         """Remove values last refreshed before `expired` and staging files older than `stale`.
 
         Args:
-            folder: a folder of values, which others may be using.
-            expired: nanoseconds of the wall clock; None removes no value.
+            folder: a folder of values, possibly in use.
+            expired: nanoseconds of the wall clock. None removes no value.
             stale: nanoseconds of the wall clock.
 
         Returns:
-            Values and staging files that were removed, the bytes of both, and values left.
+            Values and staging files removed, the bytes of both, and values left.
 
         Raises:
-            ConfigError: the folder is none of values.
+            ConfigError: the folder is not a folder of values.
         """
 
     def sweep(self, before: int) -> int:
-        """Remove staging files older than nanoseconds of the wall clock; return how many."""
+        """Remove and count staging files older than `before`, in ns of the wall clock."""
 
     def path(self, name: bytes) -> Path:
-        """The file of a value."""
+        """Return the file of a value."""
 
     def exists_many(self, names: Sequence[bytes], left: int) -> list[tuple[str, str]]:
-        """Whether there are values of these names."""
+        """Return for each name whether its value exists."""
 
     def get_many(
         self,
@@ -2777,7 +2775,7 @@ class ValueFolder:
     def put_many(
         self, values: Sequence[tuple[bytes, bytes, NDArray[np.uint8]]], left: int
     ) -> list[tuple[str, str]]:
-        """Write values that are absent, given as name, header and memory."""
+        """Write absent values, given as name, header and memory."""
 
     def remove_many(self, names: Sequence[bytes]) -> list[tuple[str, str]]:
         """Remove values."""
@@ -2786,8 +2784,8 @@ class ValueFolder:
 class Simulation:
     """Machines that serve a trace on the trace's clock, each with its manager.
 
-    Nothing is copied or computed: an executor in it takes the time that copies take. Equal
-    arguments and requests give equal results. `kvtrie.sim.run` makes one from a file of settings.
+    Nothing is copied or computed: an executor inside waits for the duration of the copies. Equal
+    arguments and requests give equal results. `kvtrie.sim.run` makes one from a settings file.
     """
 
     def __new__(
@@ -2844,81 +2842,81 @@ class Simulation:
 
         Args:
             model: as for `BlockManager`, as are `tiers`, `block_tokens`, `token_weight`, `policy`,
-                `cost`, `structure`, `drop_order`, `reuse`, `epsilon`, `objective` and `resume`,
-                which machines with peers, a network or a shared store do not take.
+                `cost`, `structure`, `drop_order`, `reuse`, `epsilon`, `objective` and `resume`.
+                Machines with peers, a network or a shared store do not take `resume`.
             tiers: of each machine, fastest first.
-            price: what a token takes to compute, in 2**-32 ns: `(base, slope)`, the slope per token
-                of context, or ascending pairs `(context, price)`, linear between them. Or `(base,
+            price: cost of computing a token, in 2**-32 ns: `(base, slope)`, the slope per token of
+                context, or ascending pairs `(context, price)`, linear between them. Or `(base,
                 prefill, decode, request)` in ns: of a step without tokens, beyond it `(contexts,
-                counts, rows)` by tokens of a prefill and by requests that decode, and of a request
+                counts, rows)` by tokens of a prefill and by decoding requests, and of a request
                 outside of steps.
-            machines: how many machines (1), or `(tiers, price, cost)` of each, whose tiers are of
-                the same kinds as `tiers`. A tier 'remote' goes with one machine, without `remote`.
-            block_tokens: tokens of one block.
-            token_weight: real tokens for each given one.
-            policy: which copies leave first.
-            cost: what managers take the price for.
+            machines: number of machines (1), or `(tiers, price, cost)` of each, with tiers of the
+                same kinds as `tiers`. A tier 'remote' needs a single machine, without `remote`.
+            block_tokens: tokens of a block.
+            token_weight: real tokens per given token.
+            policy: eviction policy.
+            cost: the managers' model of the price.
             structure: whether blocks inside a sequence may leave.
-            drop_order: which layers of a last copy leave first.
-            reuse: whether policies that may count uses do.
-            epsilon: how far apart classes of costs are.
-            objective: what policies by value save.
-            resume: how managers keep groups of layers apart; None keeps all layers of all tokens.
+            drop_order: the layers of a last copy to evict first.
+            reuse: whether policies count uses.
+            epsilon: width of the classes of costs.
+            objective: what policies with values save.
+            resume: how managers keep groups of layers apart. None keeps all layers of all tokens.
             load: as for `BlockManager.acquire`.
-            keep: real tokens at a prompt's end that are always computed.
-            wait: whether a prefill waits for all of its loads before it joins a step, each layer
-                for its own, or the step that it joins for all of them.
-            router: which machine a request goes to: each in turn, the one with the fewest requests,
-                or a fixed one for each session (without one, for each first block). By
-                `("locality", ratio)` the one that has most of the prompt, of those whose requests,
-                this one counted, are at most `ratio` (in 2**-32) times the fewest. By `("score",
-                hit_weight, load_weight)` the one with the lowest sum of the prompt's tokens that it
-                would compute and the tokens of prompts there that have not ended, each times its
-                weight. Of equal ones the least loaded, then the lowest number.
-            transfer: whether moves take the time that the executor needs, or end when the manager
-                predicted, as `kvtrie.sim.replay` has it.
-            moves_per_job: the most moves of one transmission.
-            prefetch: whether a request's blocks are loaded from when it comes in, as a hint asks,
-                or when it begins.
-            peers: the lane between two machines, over which one fetches what another one's host or
-                disk holds. Each ordered pair has one; with `shares` all are one queue, which lanes
-                of tiers that share that name enter too. None fetches nothing.
-            engine: how requests are computed: one after the other, or all together in steps, or
-                so with prompts on the first machines and answers on the others.
-            token_budget: the most tokens of a step of the continuous engine.
-            max_running: the most requests that hold blocks there, at most the budget.
-            token_by_token: whether each of its steps that only decodes is a separate event.
-            prefill: how many machines compute prompts for a disaggregated engine.
-            network: the lane between two machines over which it hands requests over, if `peers`
-                is None.
-            directory_ns: how late routers and peers learn which machine has which blocks, by events
-                of residency; None asks every manager each time.
-            clients: how many ask, each with one conversation at a time; None if arrivals do not
-                wait for answers.
+            keep: number of real tokens at a prompt's end to compute in any case.
+            wait: "all": a prefill joins a step once all its loads have ended. "layer": each layer
+                waits for its own loads. "step": the prefill's step waits for all loads.
+            router: a request's machine: each machine in turn, the machine with the fewest requests,
+                or a fixed machine per session (without a session, per first block). `("locality",
+                ratio)` chooses the machine with the most of the prompt, among machines with at most
+                `ratio` (in 2**-32) times the fewest requests, this request counted. `("score",
+                hit_weight, load_weight)` chooses the lowest weighted sum of the prompt's tokens to
+                compute and the tokens of unfinished prompts on the machine. Ties go to the least
+                loaded machine, then to the lowest number.
+            transfer: whether moves take the executor's time, or end at the manager's prediction, as
+                in `kvtrie.sim.replay`.
+            moves_per_job: maximum number of moves of a transmission.
+            prefetch: whether a request's blocks are loaded from its arrival, like a hinted
+                prefetch, or from its begin.
+            peers: the lane between two machines, to fetch blocks from a peer's host or disk. Each
+                ordered pair has a lane. With `shares` all lanes are one queue, shared with lanes of
+                tiers under the same name. None fetches nothing.
+            engine: how requests are computed: sequentially, or all together in steps, or in steps
+                with prompts on the first machines and answers on the remaining machines.
+            token_budget: maximum number of tokens of a step of the continuous engine.
+            max_running: maximum number of requests with blocks there, at most the budget.
+            token_by_token: whether each of its steps with decodes only is a separate event.
+            prefill: number of machines that compute prompts for a disaggregated engine.
+            network: the lane between two machines for its hand-over of requests, if `peers` is
+                None.
+            directory_ns: delay of the residency events by which routers and peers learn the
+                location of blocks. None asks every manager each time.
+            clients: number of clients, each with a single conversation at a time. None if arrivals
+                do not wait for answers.
             logged: keep all calls of managers for `log`.
-            remote: the last tier, of kind 'remote', is one store of all machines with room for its
-                `blocks`; a machine finds there "all" blocks, those that others wrote the latency of
-                `read` after they were written, or "local", its own. Lanes with `shares` are one
-                queue of all machines. None: a tier 'remote' belongs to one machine.
-            reports: the hint that a tool's report becomes, the tier on which the session's blocks
-                are wanted, and whether they go to the last tier when the tool begins.
+            remote: the last tier, of kind 'remote', is a store shared by all machines with room for
+                its `blocks`. A machine finds there "all" blocks, blocks of peers after the latency
+                of `read`, or "local", only its own blocks. Lanes with `shares` are one queue of all
+                machines. None: a tier 'remote' belongs to a single machine.
+            reports: the hint for a tool's report, the destination tier of the session's blocks, and
+                whether they go to the last tier when the tool begins.
 
         Raises:
-            ConfigError: settings that contradict each other.
+            ConfigError: contradictory settings.
         """
 
     @staticmethod
     def over(
         manager: BlockManager, *, load: Literal["plan", "all", "none"] = "all", running: int = 1
     ) -> Simulation:
-        """Make one machine with a given manager, whose engine computes in no time.
+        """Make a machine from a manager, with an engine that computes in no time.
 
-        Moves end when the manager predicted.
+        Moves end at the manager's prediction.
 
         Args:
-            manager: one without moves under way.
+            manager: a manager without moves under way.
             load: as for `BlockManager.acquire`.
-            running: the number of requests that hold their blocks at a time; the others have ended.
+            running: number of requests with blocks at a time. All earlier requests have ended.
         """
 
     def run(
@@ -2954,30 +2952,30 @@ class Simulation:
         *,
         best: int = 0,
     ) -> None:
-        """Play requests to their end; other threads run Python during it.
+        """Play requests to their end, while other threads run Python.
 
         Args:
             requests: `(arrival_ns, tokens, input_tokens, output_tokens, session)`, in order of
-                arrival, and as a sixth a mapping of more, as `kvtrie.sim.readers.rows.More`: `last`
-                and `tool` become hints to the machine that serves the request. With `clients`
-                conversation after conversation: the requests that follow each other with one
-                session, or a single one without. Then `arrival_ns` is the time to think between the
-                answer before, or 0, and the request.
+                arrival. An optional sixth element is a mapping, as `kvtrie.sim.readers.rows.More`:
+                `last` and `tool` become hints to the request's machine. With `clients`,
+                conversation after conversation: the consecutive requests of a session, or a single
+                request without a session. Then `arrival_ns` is the time to think between the
+                previous answer, or 0, and the request.
             on_record: called with each record, in order: `(id, machine, arrival_ns, first_token_ns,
                 end_ns, tokens found per tier, tokens found on a peer, tokens computed, ns in the
-                queue and waited for copies, ns that computing what was found would have taken per
-                tier and last for the peer, times suspended, tokens of the answer)`; the times of
-                one that did not fit are None, and it has no tiers.
+                queue and waited for copies, saved ns of computing per tier and last for the peer,
+                times suspended, tokens of the answer)`. The times of a request without room are
+                None, and it has no tiers.
             decide: called with each decision of the router, in order: `(id, arrival_ns, chosen,
-                others, regret_ns)`. A machine is `(number, tokens of the prompt that it has, tokens
-                of prompts there that have not ended, cost_ns)`, by exact knowledge. Its cost is the
-                estimated time to the first token: to compute the tokens it lacks, after those of
-                the requests there that have not ended. The regret is the cost of the chosen one
-                less the least.
-            best: number of other machines reported, the best ones first.
+                others, regret_ns)`. A machine is `(number, cached tokens of the prompt, tokens of
+                unfinished prompts there, cost_ns)`, by exact knowledge. Its cost is the estimated
+                time to the first token: to compute the missing tokens, after the tokens of the
+                unfinished requests there. The regret is the cost of the chosen machine less the
+                least cost.
+            best: number of further machines reported, the best machines first.
 
         Raises:
-            ConfigError: a request that arrives before the one above it.
+            ConfigError: a request with an arrival before the previous request's.
         """
 
     @property
@@ -2985,53 +2983,53 @@ class Simulation:
         """The time of the last event, in nanoseconds."""
 
     def tiers(self) -> list[tuple[int, int, int, int, int]]:
-        """Per tier, over all machines: blocks and tokens hit; evicted clean, demoted, dropped."""
+        """Return blocks and tokens hit, and clean, demoted and dropped evictions, per tier."""
 
     def prefetched_byte_s(self) -> list[int]:
-        """Per tier, over all machines: byte-seconds that prefetched blocks waited for a first use.
+        """Return the byte-seconds of prefetched blocks before their first use, per tier in all.
 
-        A block waits from its arrival on; on the first tier nothing is counted.
+        A block waits from its arrival on. On the first tier nothing is counted.
         """
 
     def lanes(self) -> dict[str, tuple[int, int, int]]:
-        """Bytes, busy ns, and ns waited for the transmissions before, of each lane, in all."""
+        """Return bytes, busy ns, and ns waited for earlier transmissions, of each lane, in all."""
 
     def watch(self, *, spans: bool = False, sample_ns: int = 0) -> None:
-        """Keeps, from now on, what pictures need.
+        """Record the spans and samples for pictures from now on.
 
         Args:
             spans: each step and transmission.
-            sample_ns: nanoseconds between samples of all tiers, but at most one between two events;
-                0 takes none.
+            sample_ns: nanoseconds between samples of all tiers, but at most one sample between two
+                events. 0 takes none.
         """
 
     def spans(self) -> list[tuple[int, str | None, int, int, int]]:
-        """`(machine, lane, start_ns, end_ns, bytes)` by machine; the lane of a step is None.
+        """Return `(machine, lane, start_ns, end_ns, bytes)` by machine, lane None for a step.
 
         A lane named `peers` carries towards its machine.
         """
 
     def samples(self) -> list[tuple[int, int, list[int]]]:
-        """`(at_ns, machine, blocks resident per tier)`, before the events of that time."""
+        """Return `(at_ns, machine, blocks resident per tier)`, before the events of that time."""
 
     def log(self, machine: int) -> list[tuple[Any, ...]]:
-        """The calls of a machine's manager, in order, each with its name first.
+        """Return the calls of a machine's manager, in order, each with its name first.
 
-        `("acquire", tokens, keep, reserve, layerwise, session, lease, now)`, where lease 0 is a
-        NoSpaceError; `("moves", rows)`, a row being id, kind, lease, src, dst, src_slot, dst_slot,
-        layer_lo, layer_hi, after; `("complete", ids, now)`; `("commit", lease, tokens, now)`;
-        `("release", lease, now)`; `("mark", tokens, tier, skip, first, ready, fits, now)`, where
-        `fits` is False for a NoSpaceError; `("pin", blocks, tier, pin, now)`;
-        `("unpin", pin, now)`; `("prefetch", tokens, now)`, a hint.
+        `("acquire", tokens, keep, reserve, layerwise, session, lease, now)`, with lease 0 for a
+        NoSpaceError. `("moves", rows)`, a row being id, kind, lease, src, dst, src_slot, dst_slot,
+        layer_lo, layer_hi, after. `("complete", ids, now)`. `("commit", lease, tokens, now)`.
+        `("release", lease, now)`. `("mark", tokens, tier, skip, first, ready, fits, now)`, with
+        `fits` False for a NoSpaceError. `("pin", blocks, tier, pin, now)`. `("unpin", pin, now)`.
+        `("prefetch", tokens, now)`, a hint.
         """
 
 @final
 class Transmission:
-    """When a transmission on a lane ends: layer `i` is there at `first + i * per_layer`.
+    """Times of a transmission on a lane: layer `i` is there at `first + i * per_layer`.
 
     Attributes:
-        end: when the last layer is there, in nanoseconds.
-        first: when the first layer is there, in nanoseconds.
+        end: arrival of the last layer, in nanoseconds.
+        first: arrival of the first layer, in nanoseconds.
         per_layer: nanoseconds between two layers.
     """
 

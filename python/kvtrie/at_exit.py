@@ -1,11 +1,11 @@
-"""Threads that end before the interpreter does.
+"""Ends threads before the interpreter ends.
 
-At the end of a process Python ends a daemon thread where it asks for the interpreter's lock. Within
-a native call, of torch or of a store's client, that unwinds C++ which cannot be unwound: the
-process ends with "terminate called without an active exception" and status 134. So each thread
-that makes native calls is asked to end, and awaited, while the interpreter is whole.
-Invariant: a call that hangs delays the end of the process by at most five seconds, together with
-all others. Cost: none until then. Decision 0017 has the reasons.
+At the end of a process Python ends a daemon thread when it acquires the interpreter's lock. Within
+a native call, of torch or of a store's client, this unwinds C++ frames not made for it: the
+process ends with "terminate called without an active exception" and status 134. So each thread with
+native calls is asked to end, and awaited, while the interpreter is whole.
+Invariant: hanging calls delay the end of the process by at most five seconds in all. Cost: none
+until then. Decision 0017 has the reasons.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ def end_at_exit(thread: threading.Thread, end: Callable[[], object] | None = Non
 
     Args:
         thread: the thread.
-        end: a method that asks the thread to end, and does not wait for it; its object is not kept
-            alive. None for a thread that makes one call.
+        end: a method to ask the thread to end, without waiting. Its object is not kept alive. None
+            for a thread that makes a single call.
     """
     _ENDS[thread] = None if end is None else WeakMethod(end)
 
 
 @atexit.register
 def _end_all() -> None:
-    # Of a fork's copy, no thread is alive.
+    # A fork's copy has no live threads.
     threads = [thread for thread in list(_ENDS) if thread.is_alive()]
     for thread in threads:
         method = _ENDS[thread]
         end = None if method is None else method()
-        with suppress(Exception):  # of an owner that is broken; the others are to end
+        with suppress(Exception):  # a broken owner must not keep the rest from ending
             if end is not None:
                 end()
     until = time.monotonic() + _PATIENCE_S

@@ -1,10 +1,10 @@
-"""Breaker: a circuit breaker, so that a service that fails costs no more than a probe now and then.
+"""Breaker: a circuit breaker that limits calls to a failing service to occasional probes.
 
     CLOSED ──3 failures in a row──> OPEN ──after 1 s, 2 s, … 60 s──> PROBING ──ok──> CLOSED
                                      ^                                  │
                                      └───────────── failure ────────────┘
 
-Invariant: while it is open no call is made, and while it probes exactly one is. Cost: a comparison.
+Invariant: while open it allows no call, and while probing a single call. Cost: a comparison.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Breaker:
 
     Args:
         clock: nanoseconds, monotone.
-        failures: failures in a row that open it.
+        failures: number of failures in a row that open it.
     """
 
     def __init__(self, clock: Callable[[], int], failures: int = _FAILURES) -> None:
@@ -39,7 +39,7 @@ class Breaker:
         self._lock = threading.Lock()
         self._failures = 0
         self._interval = _FIRST_NS
-        self._next: int | None = None  # when the next probe may go; None while it is closed
+        self._next: int | None = None  # time of the next probe; None while closed
         self._probing = False
 
     @property
@@ -57,7 +57,7 @@ class Breaker:
             return self._next is None or not (self._probing or self._clock() < self._next)
 
     def allows(self) -> bool:
-        """Whether a call may be made; if so, `note` has to follow."""
+        """Return whether a call may be made. If so, `note` has to follow."""
         with self._lock:
             if self._next is None:
                 return True
@@ -67,7 +67,7 @@ class Breaker:
             return True
 
     def note(self, *, ok: bool) -> bool:
-        """Note the end of a call; return whether it opened or closed the breaker."""
+        """Record the end of a call. Return whether it opened or closed the breaker."""
         with self._lock:
             was_open = self._next is not None
             if ok:
@@ -75,7 +75,7 @@ class Breaker:
                 self._probing = False
                 return was_open
             self._failures += 1
-            # A call that began before the breaker opened says nothing new.
+            # A call begun before the breaker opened has no new information.
             if was_open and not self._probing:
                 return False
             if was_open:
@@ -87,12 +87,12 @@ class Breaker:
             return not was_open
 
     def skip(self) -> None:
-        """Note that a call which was allowed was not made."""
+        """Record that an allowed call was not made."""
         with self._lock:
             self._probing = False
 
     def open(self) -> None:
-        """Open it at once: the service did not answer when it was opened."""
+        """Open the breaker at once, for a service that did not answer at the start."""
         with self._lock:
             self._failures = self._most
             self._next = self._clock() + self._interval

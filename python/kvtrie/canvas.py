@@ -1,4 +1,4 @@
-"""Canvas: an empty picture in the project's style, and writing it.
+"""Canvas: an empty picture in the project's style, and its output.
 
 Cost: matplotlib is loaded with the first picture.
 """
@@ -26,7 +26,7 @@ TIER_COLOURS = {"gpu": "#1b4f8a", "host": "#8fbce6", "disk": "#b9d9b4", "remote"
 
 
 def figure(title: str, height: float) -> Figure:
-    """An empty picture, `height` inches high, that is drawn without a screen.
+    """Return an empty picture of `height` inches, drawn without a screen.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -45,7 +45,7 @@ def figure(title: str, height: float) -> Figure:
 
 
 def save(drawn: Figure, path: Path) -> None:
-    """Write a picture, of the kind that `path` ends in; PNG if it has no ending.
+    """Write a picture in the format of the path's ending, or PNG without an ending.
 
     Raises:
         ConfigError: the file cannot be written.

@@ -1,7 +1,7 @@
-"""Errors: the exceptions of kvtrie, from Python and from the core alike.
+"""Errors: the exceptions of kvtrie, from Python and from the core.
 
-Invariant: a call that raises one of these has changed nothing, and its message carries the
-numbers that explain it. Cost: none until raised.
+Invariant: a call that raises an error has changed nothing, and the message has the relevant
+numbers. Cost: none until raised.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ class KvtrieError(Exception):
 
 
 class NoSpaceError(KvtrieError, MemoryError):
-    """A tier cannot hold what was asked for; wait for moves, release leases, or ask for less.
+    """A tier lacks room for a request. Wait for moves, release leases, or request less.
 
     Args:
         message: the text, with the numbers in it.
 
     Attributes:
         tier: the tier's kind, e.g. "gpu".
-        wanted: slots asked for; pages on a tier that groups of layers share, as all numbers.
-        free: slots that are free or could be evicted now.
-        coming: slots that moves in flight will give back.
-        leased: slots that leases hold.
+        wanted: requested slots. All numbers are pages on a tier shared by groups of layers.
+        free: slots free or evictable now.
+        coming: slots to be freed by moves in flight.
+        leased: slots held by leases.
     """
 
     def __init__(  # noqa: PLR0917 - positional, so that pickling works
@@ -48,17 +48,17 @@ class NoSpaceError(KvtrieError, MemoryError):
     def __str__(self) -> str:
         return str(self.args[0])
 
-    # Dask's pickling of exceptions would call `__new__` of a base, which two built-in bases refuse.
+    # Dask's pickling of exceptions would call `__new__` of a base, refused by two built-in bases.
     def __reduce__(self) -> tuple[type[NoSpaceError], tuple[object, ...]]:
         return type(self), self.args
 
 
 class ConfigError(KvtrieError, ValueError):
-    """A setting or an argument is wrong; the message says what was wanted instead."""
+    """A setting or an argument is wrong. The message says what is allowed."""
 
 
 class InvariantError(KvtrieError, RuntimeError):
-    """The manager found itself broken and refuses all further work: make a new one."""
+    """The manager found a broken invariant and refuses all further work: make a new manager."""
 
 
 class ClosedError(KvtrieError, RuntimeError):
@@ -66,8 +66,8 @@ class ClosedError(KvtrieError, RuntimeError):
 
 
 class NoMachineError(KvtrieError, RuntimeError):
-    """No machine can take a request: none was added, or the last request of each one failed."""
+    """No machine can take a request: none was added, or the last request of each machine failed."""
 
 
 class TransferError(KvtrieError, OSError):
-    """Bytes could not be moved: a read, write or copy failed, or passed its deadline."""
+    """A transfer failed: a read, write or copy returned an error, or passed its deadline."""

@@ -1,8 +1,9 @@
 """FailureLog: warnings about failed reads and writes, one per place and reason.
 
-A device that is full fails each write for the same reason: one line reports that, counters report
-how often. Invariant: two failures are of one reason if their texts differ only in numbers and keys;
-such a pair is logged twice only a day apart. Cost: one search of the text per failure.
+A full device fails each write for the same reason: a single line reports the reason, and counters
+report the number of failures. Invariant: two failures have the same reason if their texts differ
+only in numbers and keys, and the same reason at a place is logged at most once a day. Cost: a
+search of the text per failure.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ if TYPE_CHECKING:
 __all__ = ["FailureLog"]
 
 _DAY_NS = 86_400_000_000_000
-_MOST = 256  # reasons that are remembered
+_MOST = 256  # remembered reasons
 _VARIES = re.compile(r"(0x)?\b[0-9a-f]*\d[0-9a-f]*", re.IGNORECASE)
 
 
 class FailureLog:
-    """The failures that were logged within the last day.
+    """Failures logged within the last day.
 
     Args:
-        log: the logger that gets the warnings.
-        clock: nanoseconds; it may be a wall clock.
+        log: the logger for the warnings.
+        clock: nanoseconds, possibly of a wall clock.
     """
 
     def __init__(self, log: logging.Logger, clock: Callable[[], int]) -> None:
@@ -38,11 +39,11 @@ class FailureLog:
         self._logged: dict[tuple[str, str], int] = {}
 
     def warn(self, place: object, reason: str) -> None:
-        """Log a failure, unless one of this place and reason was logged within the last day.
+        """Log a failure, unless its place and reason were logged within the last day.
 
         Args:
-            place: the path or the URL at which it happened.
-            reason: text of the error; numbers and keys in it may vary from failure to failure.
+            place: the path or the URL of the failure.
+            reason: text of the error. Its numbers and keys may vary from failure to failure.
         """
         kind = str(place), _VARIES.sub("#", reason)
         now = self._clock()
@@ -53,5 +54,5 @@ class FailureLog:
             if len(self._logged) > _MOST:
                 del self._logged[next(iter(self._logged))]
         if again:
-            why = printable(reason, MESSAGE)  # a text of a server, or of a file
+            why = printable(reason, MESSAGE)  # the text may come from a server or a file
             self._log.warning("%s: %s (failures of this kind are logged once a day)", place, why)

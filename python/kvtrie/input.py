@@ -1,7 +1,7 @@
-"""Input files: the one way in which the library reads a whole small file that a user names.
+"""Input files: reading a whole small file named by a user.
 
-Invariant: whatever the path and the content, a file that cannot be read or parsed is one
-`ConfigError` with its name. Cost: the file is held as a text.
+Invariant: an unreadable or invalid file raises a `ConfigError` with its name, whatever the path and
+the content. Cost: the file is held as a text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def read_text(path: str | os.PathLike[str], what: str) -> str:
         what: its noun for messages, as "the settings".
 
     Raises:
-        ConfigError: it cannot be read, or is no UTF-8.
+        ConfigError: the file is unreadable, or not in UTF-8.
     """
     try:
         return Path(path).read_text(encoding="utf-8")
@@ -44,7 +44,7 @@ def json_of(text: str | bytes, what: str) -> Any:  # noqa: ANN401 - any JSON
         what: what it should be, for messages, as "report.json is no report".
 
     Raises:
-        ConfigError: no JSON, one that is nested too deeply, or a number of thousands of digits.
+        ConfigError: invalid JSON, too deep nesting, or a number of thousands of digits.
     """
     try:
         return json.loads(text)
@@ -60,7 +60,7 @@ def toml_of(text: str, what: str) -> dict[str, Any]:
         what: as for `json_of`.
 
     Raises:
-        ConfigError: no TOML, one that is nested too deeply, or a number of thousands of digits.
+        ConfigError: invalid TOML, too deep nesting, or a number of thousands of digits.
     """
     try:
         return tomllib.loads(text)

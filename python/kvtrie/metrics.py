@@ -1,9 +1,9 @@
-"""Metrics for Prometheus: every counter of one or more managers, read when they are scraped.
+"""Metrics for Prometheus: every counter of the managers, read when they are scraped.
 
-`pip install 'kvtrie[metrics]'`; docs/metrics.md maps the names to those of vLLM and SGLang.
-Invariant: a scrape changes nothing, and a manager that is closed or broken shows as `kvtrie_up` 0
-instead of ending it. Cost: some milliseconds per manager and scrape, of which the manager is held
-for ten microseconds; nothing in between.
+`pip install 'kvtrie[metrics]'`. docs/metrics.md maps the names to the metrics of vLLM and SGLang.
+Invariant: a scrape changes nothing, and a closed or broken manager shows as `kvtrie_up` 0 without
+ending the scrape. Cost: some milliseconds per manager and scrape, including ten microseconds under
+the manager's lock. No cost between scrapes.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ _BY_TIER = ("machine", "tier", "policy")
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One exported metric.
+    """An exported metric.
 
     Attributes:
-        name: as a scrape has it, a counter's with `_total`.
+        name: its name in a scrape, with `_total` for a counter.
         type: counter, gauge or histogram.
         meaning: the help text.
-        of: the attribute of `Stats`, `LaneStats` or `TierStats` it comes from.
+        of: its attribute of `Stats`, `LaneStats` or `TierStats`.
         labels: the names of its labels.
-        scale: units of the attribute in one unit of the metric.
+        scale: units of the attribute in a unit of the metric.
     """
 
     name: str
@@ -200,7 +200,7 @@ METRICS = (
         "", (*_BY_TIER, "kind"), _NS,
     ),
 )  # fmt: skip
-"""Everything that a `Collector` exports of a manager."""
+"""All metrics of a manager exported by `Collector`."""
 
 KEPT_METRICS = (
     Metric(
@@ -214,7 +214,7 @@ KEPT_METRICS = (
         "lost_blocks", (*_BY_MANAGER, "reason"),
     ),
 )  # fmt: skip
-"""What a `Collector` exports of the pools of an executor, for a host tier with `keep`."""
+"""Metrics of an executor's pools exported by `Collector`, for a host tier with `keep`."""
 
 MISSED_METRICS = (
     Metric(
@@ -222,7 +222,7 @@ MISSED_METRICS = (
         "missed_tokens", (*_BY_MANAGER, "cause"),
     ),
 )  # fmt: skip
-"""What a `Collector` exports of executors whose engine counts causes, as `KvtrieCache` does."""
+"""Metrics of executors exported by `Collector`, for engines with causes, as `KvtrieCache`."""
 
 
 REMOTE_METRICS = (
@@ -261,7 +261,7 @@ REMOTE_METRICS = (
         "writes", _BY_MANAGER,
     ),
 )  # fmt: skip
-"""What a `Collector` exports of the pools of an executor, for a remote tier with a path."""
+"""Metrics of an executor's pools exported by `Collector`, for a remote tier with a path."""
 
 
 class Serving(Protocol):
@@ -276,18 +276,18 @@ class Serving(Protocol):
 
 
 class Collector(_Base):
-    """Exports what managers count, and what kept pools of executors do.
+    """Exports the counters of managers, and of kept pools of executors.
 
-    Register it (`prometheus_client.REGISTRY.register(Collector(manager))`), and an exporter such as
-    `prometheus_client.start_http_server` shows it. Managers differ by their machine's
-    number, tiers by kind and policy.
+    Register it (`prometheus_client.REGISTRY.register(Collector(manager))`) and start an exporter,
+    for example `prometheus_client.start_http_server`. Managers differ by their machine's number,
+    tiers by kind and policy.
     """
 
     def __init__(self, managers: BlockManager | Serving | Iterable[BlockManager | Serving]) -> None:
-        """Takes one manager or executor, or several.
+        """Takes a manager or executor, or several.
 
         Raises:
-            ConfigError: none is given, or two of them have one machine's number.
+            ConfigError: no manager, or two managers with the same machine number.
         """
         single = isinstance(managers, BlockManager) or hasattr(managers, "manager")
         given = cast("tuple[Any, ...]", (managers,) if single else tuple(cast("Any", managers)))
@@ -306,11 +306,11 @@ class Collector(_Base):
             raise ConfigError(f"managers of machines {machines}: each once, and at least one")
 
     def describe(self) -> Iterator[_Family]:
-        """All families without a sample: registering asks no manager."""
+        """Return all families without a sample: registering reads no manager."""
         return iter(_families().values())
 
     def collect(self) -> Iterator[_Family]:
-        """All families, as of now."""
+        """Return all families, as of now."""
         families = _families()
         for manager in self._managers:
             machine = str(manager.machine)
@@ -362,7 +362,7 @@ def _add(families: dict[str, _Family], stats: Stats, machine: str) -> None:
 
 
 def _add_remote(families: dict[str, _Family], stats: Any, machine: str) -> None:  # noqa: ANN401
-    """Add the counters of a `RemoteStorage`, which this module does not import."""
+    """Add the counters of a `RemoteStorage`, a class not imported by this module."""
     for metric in REMOTE_METRICS:
         value: Any = getattr(stats, metric.of)
         if metric.of in {"breaker", "writes"}:

@@ -1,10 +1,10 @@
-"""Output files: the one way in which the library writes a file that a user names.
+"""Output files: writing a file named by a user.
 
-A regular file is replaced by a rename once all of it is written, so a run that fails leaves the old
-one, or none. Through a link the file that it names is written in place, and the link stays; so are
-named pipes and character devices written (`/dev/stdout`, `/dev/null`).
-Invariant: no link, pipe or device is ever replaced; sockets, folders and block devices are refused.
-Cost: one write to a neighbouring name and a rename.
+A regular file is replaced by a rename once all of it is written, so a failed run leaves the old
+file or no file. A link's target is written in place, and the link stays. Named pipes and character
+devices (`/dev/stdout`, `/dev/null`) are also written in place.
+Invariant: no link, pipe or device is ever replaced. Sockets, folders and block devices are refused.
+Cost: a write to a neighbouring name and a rename.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _REFUSED = (
     (stat.S_ISSOCK, "a socket"),
     (stat.S_ISBLK, "a block device"),
 )
-_LONGEST = 40  # of a name that a temporary name begins with
+_LONGEST = 40  # characters of the path's name in a temporary name
 
 
 def check_output(path: Path) -> None:
-    """Refuse a path that no output can be written to, before the work for it begins.
+    """Refuse an unwritable output path, before the work for it begins.
 
     Raises:
-        ConfigError: a folder, a socket or a block device; no folder to write a new file in.
+        ConfigError: a folder, a socket or a block device, or no folder to write a new file in.
     """
     with _errors(path):
         _in_place(path)
@@ -48,12 +48,12 @@ def write_output(path: Path, content: str | bytes, *, durable: bool = False) -> 
     """Write a whole file, as `writing` does.
 
     Args:
-        path: where.
+        path: the file.
         content: text is written as UTF-8.
         durable: wait until a new file is on its device.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the file is unwritable.
     """
     with writing(path, durable=durable) as file:
         file.write(content.encode() if isinstance(content, str) else content)
@@ -61,10 +61,10 @@ def write_output(path: Path, content: str | bytes, *, durable: bool = False) -> 
 
 @contextmanager
 def writing_text(path: Path) -> Generator[codecs.StreamWriter]:
-    """As `writing`, for text as UTF-8 with line ends as they are given.
+    """Open an output as `writing` does, for text as UTF-8 with unchanged line ends.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the file is unwritable.
     """
     with writing(path) as file:
         yield codecs.getwriter("utf-8")(file)
@@ -72,14 +72,14 @@ def writing_text(path: Path) -> Generator[codecs.StreamWriter]:
 
 @contextmanager
 def writing(path: Path, *, durable: bool = False) -> Generator[BinaryIO]:
-    """A file to write an output into.
+    """Open a file for an output.
 
     Args:
-        path: where. A regular file, or none, takes the content when the block ends well.
+        path: the file. A regular or new file takes the content when the block succeeds.
         durable: wait until a new file is on its device.
 
     Raises:
-        ConfigError: it cannot be written; a folder, a socket or a block device.
+        ConfigError: the file is unwritable, or a folder, a socket or a block device.
         BrokenPipeError: the reader of a pipe has ended.
     """
     with _errors(path):
@@ -99,7 +99,7 @@ def writing(path: Path, *, durable: bool = False) -> Generator[BinaryIO]:
 
 @contextmanager
 def _replacing(path: Path, *, durable: bool) -> Generator[BinaryIO]:
-    """A file that takes the path's name, and its permissions, when the block ends well."""
+    """Open a file that takes the path's name and permissions when the block succeeds."""
     part = path.with_name(f".{path.name[:_LONGEST]}.{secrets.token_hex(4)}.part")
     opened = part.open("xb")
     try:
@@ -116,14 +116,14 @@ def _replacing(path: Path, *, durable: bool) -> Generator[BinaryIO]:
 
 
 def _in_place(path: Path) -> bool:
-    """Whether what is there is written, not replaced: a link, a pipe or a character device."""
+    """Return whether to write in place, not replace: a link, a pipe or a character device."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         path.parent.stat()
         return False
     linked = stat.S_ISLNK(mode)
-    # A link that leads nowhere makes a file where it leads.
+    # Writing through a dangling link makes its target.
     with suppress(FileNotFoundError):
         mode = path.stat().st_mode
     for refused, kind in _REFUSED:
@@ -136,7 +136,7 @@ def _in_place(path: Path) -> bool:
 
 
 def _own(path: Path) -> TextIO | None:
-    """The process's own standard output or error, if that is what the path names."""
+    """Return the process's own standard output or error, if the path names it."""
     for own in (sys.stdout, sys.stderr):
         # Neither need be a file, nor need the path be there.
         with suppress(OSError, ValueError, AttributeError):

@@ -1,1 +1,1 @@
-"""Advice about tiers: requests rebuilt from an engine's KV events, played through the core."""
+"""Advice about tiers: requests rebuilt from an engine's KV events and played through the core."""

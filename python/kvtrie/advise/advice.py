@@ -1,7 +1,7 @@
-"""Advice: what host memory and a disk of each size would find and save, and which to take.
+"""Advice: predicted hits and savings of host memory and disks of several sizes, and a choice.
 
-Invariant: a hit whose load takes longer than its computation counts as none. Cost: one pass
-over the window for all sizes of LRU, one replay per size and policy for others.
+Invariant: a hit that takes longer to load than to compute does not count. Cost: a pass over the
+window for all sizes of LRU, and a replay per size for each further policy.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ class Question:
         model: decides bytes.
         block_tokens: tokens of a block.
         gpu: bytes of the engine's cache.
-        hosts: sizes of host memory in bytes; empty takes the usual ones.
-        disk: bytes of a disk that each size is also played with; None takes the bytes of all that
-            was stored and 0 plays none.
-        policies: of host and disk.
-        lanes: the lanes that load from host and from disk.
+        hosts: sizes of host memory in bytes. Empty takes the usual sizes.
+        disk: bytes of a disk to combine with each size. None takes the bytes of all stored blocks,
+            0 plays no disk.
+        policies: policies of host and disk.
+        lanes: the lanes for loads from host and from disk.
         traffic: work of the server in the window, if its metrics are known.
-        coverage: tokens of the rebuilt prompts per token of all prompts; 1 without metrics.
-        resume: which borders stay resumable where groups of layers are kept apart; None keeps all
-            tokens of all layers.
-        passes: measured step times of the engine; None takes the mean time of the metrics for
-            each computed token.
+        coverage: tokens of the rebuilt prompts per token of all prompts. 1 without metrics.
+        resume: resumable borders, if groups of layers are kept apart. None keeps all tokens of all
+            layers.
+        passes: measured step times of the engine. None takes the mean time of the metrics for each
+            computed token.
     """
 
     model: ModelShape
@@ -84,14 +84,14 @@ class Question:
     def prefill_s(
         self, gpu: NDArray[np.int64], found: NDArray[np.int64], prompt: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-        """Return the seconds that prompts compute without host and disk, and with them.
+        """Return the seconds of computing prompts without host and disk, and with them.
 
-        With measured passes and metrics, the passes are scaled to the time that the server
-        reports: it serves requests next to each other.
+        With measured passes and metrics, the passes are scaled to the server's reported time, since
+        the server computes requests concurrently.
 
         Args:
-            gpu: tokens that the GPU's memory had.
-            found: further tokens that host and disk had.
+            gpu: tokens found in the GPU's memory.
+            found: further tokens found on host and disk.
             prompt: tokens of the prompts.
         """
         token_s = self.traffic.token_s if self.traffic is not None else None
@@ -110,19 +110,19 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The answer.
+    """The answer to a question.
 
     Attributes:
         window: facts of the window.
         gpu: share of prompt tokens found in the GPU's memory alone.
-        most: share of prompt tokens that a cache of any size could find.
+        most: share of prompt tokens found by a cache of unlimited size.
         rows: all settings.
-        chosen: the smallest one within a point of the largest; None with nothing to gain.
+        chosen: the smallest setting within a point of the largest. None with nothing to gain.
         half: with a GPU cache half as large, the chosen setting or the GPU alone.
-        half_gpu_alone: share found in the GPU's memory alone where it is half as large.
-        nothing: why there is nothing to gain; None if there is.
-        refused: requests that did not fit into the engine's cache as it was played.
-        worth: what each size adds.
+        half_gpu_alone: share found in the GPU's memory alone at half its size.
+        nothing: why there is nothing to gain, or None.
+        refused: requests too large for the engine's cache as played.
+        worth: gain of each size.
     """
 
     window: Bound
@@ -138,11 +138,11 @@ class Advice:
 
 
 def usual_hosts(gpu: int, stored: int) -> list[int]:
-    """Sizes of host memory in bytes: the GPU cache's, doubled until all that was stored fits.
+    """Return sizes of host memory in bytes: the GPU cache's size, doubled until all blocks fit.
 
     Args:
         gpu: bytes of the engine's cache.
-        stored: bytes of all that the window stored.
+        stored: bytes of all blocks stored in the window.
     """
     sizes = [gpu]
     while sizes[-1] < stored and len(sizes) < _STEPS:
@@ -158,9 +158,9 @@ def advise(
     """Predict every setting, and choose.
 
     Args:
-        requests: gives the window's requests, in order of arrival, each time it is called.
+        requests: returns the window's requests, in order of arrival, at each call.
         question: the settings.
-        watch: passes the settings on as they are played.
+        watch: passes on the settings as they are played.
 
     Raises:
         ConfigError: an unknown policy, too few requests, or a size below a block.
@@ -214,7 +214,7 @@ def advise(
 
 
 def _settings(window: Bound, question: Question, gpu: int) -> tuple[list[Setting], list[Setting]]:
-    """The settings to play, and hosts between them where `lru` is one of the policies.
+    """Return the settings to play, and sizes between them if `lru` is among the policies.
 
     Raises:
         ConfigError: a size below a block.
@@ -244,7 +244,7 @@ def _played_lru(
     window: Bound,
     question: Question,
 ) -> dict[Setting, Played]:
-    """The settings that one pass answers; none where groups of layers are kept apart."""
+    """Play the settings of LRU in one pass, or none if groups of layers are kept apart."""
     if has_groups(question.model, question.resume):
         return {}
     return play_lru(
@@ -257,7 +257,7 @@ def _played_lru(
 
 
 def _share(tokens: int, window: Bound, question: Question) -> float:
-    """The share of all prompt tokens."""
+    """Return tokens as a share of all prompt tokens."""
     return tokens / window.prompt * question.coverage if window.prompt else 0.0
 
 
@@ -304,7 +304,7 @@ def _outlook(setting: Setting, played: Played, window: Bound, question: Question
 def _cost(
     gpu: NDArray[np.int64], found: NDArray[np.int64], prompt: NDArray[np.int64], question: Question
 ) -> float:
-    """The share of all computation that is saved."""
+    """Return the saved share of all computation."""
     of = prefill.computation
     if (passes := question.passes) is not None:
         of = partial(prefill.seconds, passes)
@@ -315,9 +315,9 @@ def _cost(
 def _choose(
     rows: Sequence[Outlook], alone: Played, window: Bound, question: Question
 ) -> tuple[Outlook | None, str | None]:
-    """The smallest setting within a point of the largest, or why none is worth it.
+    """Return the smallest setting within a point of the largest, or the reason for none.
 
-    Host memory alone is preferred: a disk is chosen where it finds a point more than any host.
+    Host memory alone is preferred: a disk is chosen only if it finds a point more than any host.
     """
     plain = [row for row in rows if not row.disk]
     best, most = max(row.found for row in plain), max(row.found for row in rows)
@@ -336,5 +336,5 @@ def _choose(
             f"{at_most:.1f} %"
         )
     worth = [row for row in (plain if best > most - _POINT else rows) if row.found > most - _POINT]
-    # Of settings that find as much, the one with the least memory, then the one that saves more.
+    # Least memory first, then the largest share found.
     return min(worth, key=lambda row: (row.host, row.disk, -row.found)), None

@@ -1,10 +1,10 @@
-"""Top breakers of a window: the tokens at which prompts part from earlier ones that they repeat.
+"""Top breakers of a window: the tokens at which prompts diverge from repeated earlier prompts.
 
-Every request of the window is explained before its blocks are stored in a cache that nothing
-leaves. A request whose rest recurs in a cached branch diverged; the parting points are ranked by
-the recurring tokens.
-Invariant: without token ids there are none. Cost: an `explain_miss` per request, of the newest
-`MOST_EXPLAINED` ones, and 8 bytes per token of the window.
+Every request of the window is explained before its blocks enter a cache without evictions. A
+request diverged if the rest of its prompt recurs in a cached branch. The points of divergence are
+ranked by their recurring tokens.
+Invariant: without token ids there are no breakers. Cost: an `explain_miss` for each of the newest
+`MOST_EXPLAINED` requests, and 8 bytes per token of the window.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 __all__ = ["LISTED", "MOST_EXPLAINED", "Breaker", "top_breakers"]
 
 MOST_EXPLAINED = 2000
-"""Requests that are explained, the newest of a window."""
+"""Number of explained requests, the newest of a window."""
 
 LISTED = 5
-"""Parting points that are returned."""
+"""Maximum number of returned points."""
 
 _SHOWN = 16
 
 
 @dataclass(slots=True)
 class Breaker:
-    """A parting point.
+    """A point of divergence.
 
     Attributes:
-        recurring: tokens that were computed after it though they recur.
-        requests: requests that parted there.
-        position: the token at which the first of them parted.
-        tokens: tokens of its prompt, in full blocks.
+        recurring: recurring tokens computed after it.
+        requests: requests that diverged there.
+        position: position of the divergence in the first request.
+        tokens: tokens of the first request's prompt, in full blocks.
         cached: token ids of the cached branch from there on, at most 16.
-        asked: those of the prompt.
+        asked: token ids of the prompt from there on.
     """
 
     recurring: int
@@ -53,10 +53,10 @@ class Breaker:
 
 
 def top_breakers(rebuilt: Rebuilt) -> list[Breaker] | None:
-    """Return the first parting points of a window; None if it has no token ids.
+    """Return the top points of divergence of a window. None without token ids.
 
     Args:
-        rebuilt: the window, which keeps tokens.
+        rebuilt: the window, with kept tokens.
     """
     shape = ModelShape(layers=1, kv_heads=1, head_dim=4)
     tiers = [Tier("host", blocks=rebuilt.distinct + 1, owner="none")]
@@ -82,7 +82,7 @@ def top_breakers(rebuilt: Rebuilt) -> list[Breaker] | None:
 
 
 def _add(points: dict[Hashable, Breaker], miss: Miss, tokens: list[int]) -> None:
-    """Count a request that diverged."""
+    """Count a diverged request."""
     position = miss.parted_at or 0
     branch = max(miss.branches, key=lambda one: one.recurring)
     found = points.get(miss.parting)

@@ -1,10 +1,10 @@
-"""Groups: the groups of layers that a hybrid server publishes, and how its requests are played.
+"""Groups: the groups of layers published by a hybrid server, and their use in a replay.
 
-An engine may divide the layers of one kind into several groups of equal size, as vLLM does, so its
-groups are found in the model by kind and window. A played block ends at a block of every group: it
-has the least common multiple of the tokens of the groups' blocks.
-Invariant: groups are played apart only where the server's and the model's agree. Cost: the names of
-the blocks that are in the GPU's memory.
+An engine may divide the layers of a kind into several groups of equal size, as vLLM does, so its
+groups are matched to the model's groups by kind and window. A played block ends at a block border
+of every group: its size is the least common multiple of the groups' block sizes.
+Invariant: groups are played apart only if the server's groups match the model's. Cost: the names of
+the blocks in the GPU's memory.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _NO_GROUP = "no group with full attention"
 
 @dataclass(slots=True)
 class PublishedGroup:
-    """A group of layers, as a server publishes it.
+    """A published group of layers.
 
     Attributes:
-        kind: the engine's name of its kind; empty until a block was stored.
-        window: tokens of a sliding window, if the engine says so.
+        kind: the engine's name of its kind. Empty until a block was stored.
+        window: tokens of a sliding window, if published.
         size: tokens of a block.
         here: names of its blocks in the GPU's memory.
     """
@@ -64,12 +64,12 @@ class PublishedGroup:
 
 
 class PublishedGroups:
-    """All groups of a server but the one that gives the requests.
+    """All groups of a server except the requests' group.
 
     Attributes:
         groups: the groups by the engine's numbers.
         events: events of these groups.
-        resident: the most blocks of all groups that were in the GPU's memory at once.
+        resident: maximum number of blocks of all groups in the GPU's memory at a time.
     """
 
     def __init__(self) -> None:
@@ -77,14 +77,14 @@ class PublishedGroups:
         self.events = self.resident = 0
 
     def add(self, batch: Batch, here: int) -> None:
-        """Take in the events of a step.
+        """Add the events of a step.
 
         Args:
             batch: the events.
-            here: blocks of the group that gives the requests, which are in the GPU's memory.
+            here: number of blocks of the requests' group in the GPU's memory.
 
         Raises:
-            ConfigError: another kind, window or block size of a group than before.
+            ConfigError: a group changed its kind, window or block size.
         """
         if batch.cleared:
             for group in self.groups.values():
@@ -95,7 +95,7 @@ class PublishedGroups:
         self.resident = max(self.resident, here + sum(len(one.here) for one in self.several()))
 
     def several(self) -> list[PublishedGroup]:
-        """The groups that have stored blocks."""
+        """Return the groups with stored blocks."""
         return [one for _, one in sorted(self.groups.items()) if one.kind]
 
     def _add(self, number: int, part: Part) -> None:
@@ -105,7 +105,7 @@ class PublishedGroups:
             return
         if not group.kind:
             group.kind, group.window, group.size = part.kind or "unknown", part.window, part.size
-        # The end of a prompt within a block is published as a block of fewer tokens.
+        # The partial last block of a prompt is published as a block of fewer tokens.
         if part.size < group.size and not group.size % part.size:
             return
         same = (part.kind or "unknown", part.window, part.size)
@@ -119,15 +119,15 @@ class PublishedGroups:
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """How requests are played.
+    """Groups and block sizes for a replay.
 
     Attributes:
         model: the shape.
         block_tokens: tokens of a played block.
         times: blocks of the rebuilt requests per played block.
-        resume: which borders stay resumable; None where all layers keep all tokens.
-        groups: the server's groups but the first; empty where groups are not played apart.
-        page: bytes of a block of the engine, which all its groups share.
+        resume: resumable borders. None if all layers keep all tokens.
+        groups: the server's groups except the first. Empty if groups are not played apart.
+        page: bytes of a block of the engine, shared by all its groups.
     """
 
     model: ModelShape
@@ -138,12 +138,12 @@ class Grouping:
     page: int = 0
 
     def requests(self, requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
-        """Yield requests in played blocks; the tokens of prompts stay."""
+        """Yield requests in played blocks, with unchanged prompt tokens."""
         for request in requests:
             yield request if self.times == 1 else self._joined(request)
 
     def _joined(self, request: TraceRequest) -> TraceRequest:
-        # The last of several blocks names them all, since a name is that of a prefix.
+        # The last of several blocks names them all, since a name identifies a prefix.
         answer = request.blocks[:0] if request.answer is None else request.answer
         path = np.concatenate([request.blocks, answer])[self.times - 1 :: self.times]
         whole = len(request.blocks) // self.times
@@ -152,22 +152,22 @@ class Grouping:
 
 
 def of_trace(model: ModelShape, block_tokens: int) -> Grouping:
-    """Return how a trace is played: with the groups of the model."""
+    """Return the grouping of a trace: the groups of the model."""
     resume = ResumePoints() if len(model.groups) > 1 else None
     return Grouping(model, block_tokens, resume=resume)
 
 
 def grouping(model: ModelShape, published: PublishedGroups, size: int) -> Grouping:
-    """Return how the requests of a server are played.
+    """Return the grouping of a server's requests.
 
     Args:
         model: the server's model.
-        published: the server's other groups.
-        size: tokens of a block of the group that gives the requests.
+        published: the server's remaining groups.
+        size: tokens of a block of the requests' group.
 
     Raises:
-        ConfigError: groups that are not those of the model, or blocks that share no border of at
-            most `MOST_SIZE` tokens.
+        ConfigError: groups different from the model's, or blocks without a common border within
+            `MOST_SIZE` tokens.
     """
     found = published.several()
     if all(_KINDS.get(one.kind) == "full" for one in found):
@@ -194,17 +194,17 @@ def grouping(model: ModelShape, published: PublishedGroups, size: int) -> Groupi
 
 
 def refuse_without_requests(published: PublishedGroups) -> None:
-    """Refuse a server whose groups all are windows or states.
+    """Refuse a server with only windows or states.
 
     Raises:
-        ConfigError: blocks were stored, of no group with full attention.
+        ConfigError: blocks were stored, but none of a group with full attention.
     """
     if found := published.several():
         raise ConfigError(f"{_said(found)}, and {_NO_GROUP}, whose blocks name whole prompts")
 
 
 def _place(model: ModelShape, one: PublishedGroup, found: list[PublishedGroup]) -> int:
-    """The model's group of a server's."""
+    """Return the model's group for a server's group."""
     kind = _KINDS.get(one.kind)
     for at, group in enumerate(model.groups):
         window = one.window is None or kind != "sliding" or one.window == group.window

@@ -1,7 +1,8 @@
-"""Listen: the KV events of a running server, from its history on, in order and once each.
+"""Listen: the KV events of a running server from its history on, in order and without repeats.
 
-Invariant: batches come by ascending sequence numbers; those that neither the stream nor the replay
-endpoint gives show as a gap. Cost: at most `HIGH_WATER` messages wait here; the server never does.
+Invariant: batches come by ascending sequence numbers. Batches missing from both the stream and the
+replay endpoint show as a gap. Cost: at most `HIGH_WATER` waiting messages in this process. The
+server never waits.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ if TYPE_CHECKING:
 __all__ = ["HIGH_WATER", "MOST_LOST", "Listener", "listening"]
 
 HIGH_WATER = 100_000
-"""Messages that wait for this process at most; more are lost."""
+"""Maximum number of waiting messages. Further messages are lost."""
 
 MOST_LOST = 0.05
-"""Share of sequence numbers from which on a window is refused."""
+"""Lost share of sequence numbers at which a window is refused."""
 
 _POLL_MS = 100
 _MS = 1000
 _PATIENCE_S = 10.0
-_END = (1 << 64) - 1  # -1 as it is sent
+_END = (1 << 64) - 1  # -1 on the wire
 _FEW = 100
 _REPLAYED = 3  # frames of a message of the history, at least
 
 
 class Listener:
-    """A connection to one publisher.
+    """A connection to a publisher.
 
     Args:
         events: socket of the stream.
@@ -47,7 +48,7 @@ class Listener:
 
     Attributes:
         reader: the decoder.
-        lost: sequence numbers that neither socket gave.
+        lost: number of sequence numbers missing from both sockets.
     """
 
     def __init__(
@@ -65,23 +66,23 @@ class Listener:
         self._count = self._replayed_until = 0
 
     def history(self) -> Iterator[Batch]:
-        """Yield what the server published before and still has.
+        """Yield the earlier batches still in the server's history.
 
         Raises:
-            ConfigError: no answer, or a message in another form.
+            ConfigError: no answer, or an invalid message.
         """
         if self._replay is not None:
             yield from self._replayed(0)
 
     def live(self, seconds: float | None) -> Iterator[Batch]:
-        """Yield what the server publishes from now on.
+        """Yield batches published from now on.
 
         Args:
-            seconds: how long; None has no end.
+            seconds: duration. None has no end.
 
         Raises:
-            ConfigError: nothing came for `patience_s`, here or before; a message in another form;
-                a share of `MOST_LOST` of the messages is lost.
+            ConfigError: no message for `patience_s`, here or before; an invalid message; a share of
+                `MOST_LOST` of the messages is lost.
         """
         begin = self._clock()
         end = begin + seconds if seconds is not None else None
@@ -99,7 +100,7 @@ class Listener:
             yield from self._ordered(batch)
 
     def _ordered(self, batch: Batch) -> Iterator[Batch]:
-        """A batch of the stream, after those that are missing before it."""
+        """Yield a batch of the stream, after the missing batches before it."""
         if self._next is not None and batch.number > self._next:
             yield from self._replayed(self._next)
         if batch.number >= self._replayed_until:
@@ -118,7 +119,7 @@ class Listener:
         return batch
 
     def _replayed(self, first: int) -> Iterator[Batch]:
-        """The history from a sequence number on."""
+        """Yield the history from a sequence number on."""
         replay = self._replay
         if replay is None:
             return
@@ -132,7 +133,7 @@ class Listener:
             frames = replay.recv_multipart()
             if len(frames) < _REPLAYED or int.from_bytes(frames[-2], "big") == _END:
                 return
-            batch = self.reader.read(frames[1:])  # after an empty one
+            batch = self.reader.read(frames[1:])  # after an empty frame
             self._replayed_until = batch.number + 1
             yield self._noted(batch)
 
@@ -149,7 +150,7 @@ def listening(
         patience_s: as for `Listener`.
 
     Raises:
-        ConfigError: an address that cannot be.
+        ConfigError: an invalid address.
     """
     context = zmq.Context()
     sockets: list[zmq.Socket[bytes]] = []

@@ -1,8 +1,9 @@
-"""Model folder: the shape of a model from its config.json, with the groups of layers of a server.
+"""Model folder: the shape of a model from its config.json, with a server's groups of layers.
 
-The file is read without transformers, whose classes fill in which layers have windows or states and
-which heads Gemma 4's layers of full attention have. States have the sizes that vLLM gives them.
-Invariant: layers whose kind or size is unknown are refused, never guessed. Cost: one small file.
+The file is read without transformers. This module derives the layers with windows or states, and
+the heads of Gemma 4's layers with full attention, which transformers' classes would fill in.
+States have vLLM's sizes.
+Invariant: layers of unknown kind or size are refused, never guessed. Cost: a small file.
 """
 
 from __future__ import annotations
@@ -35,22 +36,22 @@ _KINDS = {
 }
 _LETTERS = {"*": _FULL, "M": _STATE, "-": _NOTHING, "E": _NOTHING}
 _EVERY = {"gemma2": 2, "gemma3_text": 6, "gemma4_text": 6, "qwen3_next": 4, "qwen3_5_text": 4}
-"""One layer in how many has full attention, by model type, where a file does not say."""
+"""Interval of layers with full attention, by model type, if a file has none."""
 
 _STATES = ("linear_num_key_heads", "mamba_d_state", "ssm_state_size", "conv_L_cache")
 _READ = (*_STATES, "layers_block_type", "attn_layer_period", "num_kv_shared_layers")
-"""Fields that `ModelShape.from_config` refuses and that are read here."""
+"""Fields refused by `ModelShape.from_config` and read here."""
 
 
 def folder_shape(folder: Path) -> ModelShape:
     """Return the shape of the model in a folder.
 
     Args:
-        folder: it has transformers' `config.json`, of which the text part is read.
+        folder: a folder with transformers' `config.json`. Only its text part is read.
 
     Raises:
-        ConfigError: no such file, layers that `ModelShape.from_config` refuses, or states of other
-            layers than Gated DeltaNet, Mamba, Mamba-2 and short convolutions.
+        ConfigError: no such file, layers refused by `ModelShape.from_config`, or states of layers
+            other than Gated DeltaNet, Mamba, Mamba-2 and short convolutions.
     """
     try:
         return _shape(_Config(_text_part(folder / "config.json")))
@@ -70,33 +71,33 @@ def _text_part(path: Path) -> dict[str, Any]:
 
 
 class _Config:
-    """The fields of a configuration; null is no value."""
+    """The fields of a configuration. null is no value."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.fields = {name: value for name, value in fields.items() if value is not None}
         self.type = str(self.fields.get("model_type"))
 
     def get(self, *names: str) -> Any:  # noqa: ANN401 - whatever the file has
-        """The value of the first of some names that there is."""
+        """Return the value of the first present name."""
         return next((self.fields[name] for name in names if name in self.fields), None)
 
     def number(self, *names: str, least: int = 1) -> int:
-        """A number under one of some names.
+        """Return a number under the first present name.
 
         Raises:
-            ConfigError: none of them has one, or it is below `least`.
+            ConfigError: no name has a number, or it is below `least`.
         """
         return whole(f"{names[0]} of the configuration", self.get(*names), least, 2**31 - 1)
 
 
 def _shape(config: _Config) -> ModelShape:
     kinds = _kinds(config)
-    # What keeps no KV counts as full attention until the groups are known.
+    # Layers without KV count as full attention until the groups are known.
     attends = [_FULL if kind in (_STATE, _NOTHING) else kind for kind in kinds]
     fields = {name: value for name, value in config.fields.items() if name not in _READ}
     fields |= {"num_hidden_layers": len(kinds), "layer_types": attends}
     shape = ModelShape.from_config(SimpleNamespace(**fields))
-    if config.get("num_kv_shared_layers"):  # the last layers, which read the KV of earlier ones
+    if config.get("num_kv_shared_layers"):  # the last layers, which read the KV of earlier layers
         own = max(0, len(kinds) - config.number("num_kv_shared_layers"))
         kinds[own:] = [_NOTHING] * (len(kinds) - own)
     groups = _groups(config, shape, kinds)
@@ -108,7 +109,7 @@ def _every(shape: ModelShape) -> LayerGroup:
 
 
 def _groups(config: _Config, shape: ModelShape, kinds: Sequence[str]) -> tuple[LayerGroup, ...]:
-    """The groups of layers, states last."""
+    """Return the groups of layers, states last."""
     groups: list[LayerGroup] = []
     for group in shape.groups or (_every(shape),):
         layers = tuple(at for at in group.layers if kinds[at] not in (_STATE, _NOTHING))
@@ -123,10 +124,10 @@ def _groups(config: _Config, shape: ModelShape, kinds: Sequence[str]) -> tuple[L
 
 
 def _kinds(config: _Config) -> list[str]:
-    """The kind of each layer.
+    """Return the kind of each layer.
 
     Raises:
-        ConfigError: an unknown kind, or layers with states of which the file does not say which.
+        ConfigError: an unknown kind, or a file with states but without their layers.
     """
     for name in ("layer_types", "layers_block_type"):
         if name in config.fields:
@@ -147,7 +148,7 @@ def _kinds(config: _Config) -> list[str]:
 
 
 def _full_layers(config: _Config, layers: int) -> Container[int]:
-    """Layers with full attention of a model whose other layers are alike."""
+    """Return the layers with full attention, in a model with equal remaining layers."""
     if (indices := config.get("attn_layer_indices")) is not None:
         return few("attn_layer_indices", indices, MOST_LAYERS)
     if "attn_layer_period" in config.fields:
@@ -163,7 +164,7 @@ def _full_layers(config: _Config, layers: int) -> Container[int]:
 
 
 def _heads(config: _Config, layers: Sequence[int], *, full: bool) -> dict[str, int]:
-    """Heads of a group of layers, where they are not those of the model.
+    """Return the heads of a group of layers, if different from the model's.
 
     Raises:
         ConfigError: heads of its layers differ.
@@ -188,7 +189,7 @@ def _layer_heads(stated: object, layer: int) -> dict[str, int]:
 
 
 def _global_heads(config: _Config) -> dict[str, int]:
-    """Heads of Gemma 4's layers with full attention in a file of the model's authors."""
+    """Return the heads of Gemma 4's layers with full attention in an original config.json."""
     heads = {"head_dim": 512}
     if config.get("global_head_dim") is not None:
         heads["head_dim"] = config.number("global_head_dim")
@@ -198,7 +199,7 @@ def _global_heads(config: _Config) -> dict[str, int]:
 
 
 def _state_bytes(config: _Config, shape: ModelShape) -> int:
-    """Bytes of the state of a layer, of all ranks: rows before a convolution, and a recurrent one.
+    """Return the bytes of a layer's state over all ranks: convolution rows and recurrent state.
 
     Raises:
         ConfigError: a number is missing.

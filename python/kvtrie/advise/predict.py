@@ -1,10 +1,10 @@
-"""Predict: requests played through the production core with tiers that the server does not have.
+"""Predict: requests played through the production core with additional tiers.
 
-The engine's cache is an LRU tier that writes through, as the connector fills host memory, above a
-host tier and perhaps a disk. Groups of layers that the engine keeps apart are apart on all tiers: a
-prefix counts up to the deepest border at which all of them have what a resume needs. The first two
-thirds of the window fill the tiers, the last third is counted: a tier that starts empty finds less
-than a warm one. All settings of LRU come from one pass (`play_lru`).
+The engine's cache is an LRU tier with write-through, as the connector fills host memory, above a
+host tier and perhaps a disk. Groups of layers kept apart by the engine are apart on all tiers: a
+prefix counts up to the deepest resumable border of all groups. The first two thirds of the window
+fill the tiers, and the last third is counted: a tier that starts empty finds less than a warm tier.
+All settings of LRU come from one pass (`play_lru`).
 Invariant: the same requests and setting give the same figures. Cost: a few microseconds per block.
 """
 
@@ -39,8 +39,8 @@ class Setting:
 
     Attributes:
         gpu: bytes of the engine's cache.
-        host: bytes of host memory; 0 for none.
-        disk: bytes of the disk; 0 for none.
+        host: bytes of host memory, 0 for none.
+        disk: bytes of the disk, 0 for none.
         policy: the policy of host and disk.
     """
 
@@ -50,7 +50,7 @@ class Setting:
     policy: str = "lru"
 
     def tiers(self) -> list[Tier]:
-        """The tiers, fastest first, without bytes."""
+        """Return the tiers, fastest first, without bytes."""
         tiers = [Tier("gpu", bytes=self.gpu, owner="none", write="through", policy="lru")]
         if self.host:
             tiers.append(Tier("host", bytes=self.host, owner="none"))
@@ -65,8 +65,8 @@ class Played:
 
     Attributes:
         prompt: int64, tokens of each prompt.
-        found: int64 `(requests, tiers)`, tokens of it that each tier had.
-        refused: requests of the whole window that did not fit on the GPU alone.
+        found: int64 `(requests, tiers)`, prompt tokens found on each tier.
+        refused: requests of the whole window too large for the GPU alone.
     """
 
     prompt: NDArray[np.int64]
@@ -76,15 +76,15 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Facts of a window that no setting changes.
+    """Facts of a window, independent of settings.
 
     Attributes:
         requests: requests of the whole window.
         counted: requests of its last third.
-        since: when that begins, in ns.
-        end: when the last request came, in ns.
+        since: begin of the last third, in ns.
+        end: arrival of the last request, in ns.
         prompt: tokens of the counted prompts.
-        repeated: tokens of them that a cache of any size could find.
+        repeated: tokens of the counted prompts found by a cache of unlimited size.
         distinct: distinct blocks of the window.
         longest: blocks of the longest prompt with its answer.
     """
@@ -100,7 +100,7 @@ class Bound:
 
 
 def bound(requests: Callable[[], Iterable[TraceRequest]], block_tokens: int) -> Bound:
-    """Read a window once, for its borders and what could be found at most."""
+    """Read a window for its borders and an upper limit of hits."""
     first, last, count, most = None, 0, 0, -1
     for request in requests():
         first = request.at if first is None else first
@@ -142,13 +142,12 @@ def play(
         setting: the tiers.
         model: decides bytes and times.
         block_tokens: tokens of a block.
-        since: requests from this time on are counted, in ns.
-        resume: which borders stay resumable where groups of layers are kept apart; None keeps all
-            tokens of all layers. With it a prompt's last, partial block is not played: no border
-            is after it.
+        since: time of the first counted request, in ns.
+        resume: resumable borders, if groups of layers are kept apart. None keeps all tokens of all
+            layers. With it a prompt's partial last block is not played: no border is after it.
 
     Raises:
-        ConfigError: an unknown policy, or bytes that groups cannot share.
+        ConfigError: an unknown policy, or bytes unsuitable for sharing between groups.
     """
     tiers, grouped = setting.tiers(), has_groups(model, resume)
     manager = BlockManager(
@@ -161,7 +160,7 @@ def play(
     )
     prompts: list[int] = []
     found: list[list[int]] = []
-    places: dict[int, int] = {}  # of played requests among the counted ones
+    places: dict[int, int] = {}  # index among the counted requests, by number of the played request
     refused = 0
 
     def rows() -> Iterator[RowWithMore]:
@@ -206,18 +205,18 @@ def play_lru(
 ) -> dict[Setting, Played]:
     """Play a window once for all settings of LRU.
 
-    The engine's cache writes through, so with the host it finds what the larger of the two would
-    find alone; a disk has what left the host, so with it the two count as one tier.
+    The engine's cache writes through, so GPU and host together find the hits of the larger of the
+    two. A disk has the blocks evicted from the host, so host and disk count as a single tier.
 
     Args:
-        requests: as of `play`.
+        requests: as for `play`.
         settings: tiers of LRU.
-        model: as of `play`, without groups of layers.
-        block_tokens: as of `play`.
-        since: as of `play`.
+        model: as for `play`, without groups of layers.
+        block_tokens: as for `play`.
+        since: as for `play`.
 
     Returns:
-        The counted requests with each setting whose cache holds every request alone.
+        The counted requests for each setting with room for every single request.
     """
     block = model.block_bytes(block_tokens)
     capacities = [

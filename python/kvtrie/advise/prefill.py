@@ -1,8 +1,8 @@
-"""Prefill: what computing a prompt takes, after the tokens of it that were found.
+"""Prefill: the time to compute a prompt after its found tokens.
 
-Measured passes (`kvtrie profile`) have a fixed time per step and times over context; a server's
-metrics alone have one mean per token, of which the fixed time is a part. Invariant: more found
-tokens never take longer. Cost: one interpolation per request and step.
+Measured passes (`kvtrie profile`) have a fixed time per step and times over context. A server's
+metrics alone have a mean time per token, with the fixed time included. Invariant: more found tokens
+never take longer. Cost: an interpolation per request and step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def computation(found: NDArray[np.int64], prompt: NDArray[np.int64]) -> NDArray[
     """Return the computation of the tokens after the found ones, in tokens without context.
 
     Args:
-        found: tokens of each prompt that are not computed.
+        found: tokens of each prompt not to be computed.
         prompt: tokens of each prompt.
     """
     context, tokens = found.astype(np.float64), (prompt - found).astype(np.float64)
@@ -37,14 +37,14 @@ def computation(found: NDArray[np.int64], prompt: NDArray[np.int64]) -> NDArray[
 def seconds(
     passes: Passes, found: NDArray[np.int64], prompt: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return the time to compute the tokens after the found ones, one request at a time.
+    """Return the time to compute the tokens after the found tokens, one request at a time.
 
     A prompt with more tokens than the largest measured pass takes several steps.
 
     Args:
         passes: measured step times.
-        found: as of `computation`.
-        prompt: as of `computation`.
+        found: as for `computation`.
+        prompt: as for `computation`.
     """
     context, left = found.astype(np.float64), (prompt - found).astype(np.float64)
     total, most = np.zeros(len(prompt)), float(passes.prefill[1][-1])
@@ -58,7 +58,7 @@ def seconds(
 def _between(
     grid: Grid, context: NDArray[np.float64], tokens: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Linear along both axes; after the last context the slope continues."""
+    """Interpolate linearly along both axes. After the last context the slope continues."""
     contexts, counts, rows = grid
     along = np.array([np.interp(tokens, counts, row) for row in rows])
     if len(contexts) == 1:

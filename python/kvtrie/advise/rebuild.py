@@ -1,13 +1,12 @@
-"""Rebuild: the requests of an engine, from the blocks that it stored.
+"""Rebuild: the requests of an engine, from its stored blocks.
 
-The ancestors of a request's first stored block are what it found in the GPU's memory, so its path
-from the root to its last stored block is its prompt and its answer. Prefill in chunks and decode
-store the path in pieces: a piece whose parent is the tip of an open path of the same session
-extends that path, unless the path paused for `PAUSE_S`, or for `TURN_S` and more than one block
-comes at once, which is the next turn of a conversation. Blocks that come one by one after the
-last larger piece are the answer.
-Invariant: equal names are equal blocks, whenever they came. Cost: some 150 bytes per distinct
-block, at most `most` of them: the oldest requests are forgotten then.
+The ancestors of a request's first stored block were found in the GPU's memory, so the path from the
+root to the last stored block is the request's prompt and answer. Chunked prefill and decode store
+the path in pieces. A piece extends the open path of the same session that ends at the piece's
+parent. Exceptions are a pause of `PAUSE_S`, or of `TURN_S` before several blocks at once: this is
+the next turn of a conversation. Single blocks after the last larger piece are the answer.
+Invariant: equal names are equal blocks, at any time. Cost: some 150 bytes per distinct block, at
+most `most` blocks. Beyond that the oldest requests are forgotten.
 """
 
 from __future__ import annotations
@@ -31,27 +30,27 @@ if TYPE_CHECKING:
 __all__ = ["MOST_BLOCKS", "PAUSE_S", "TURN_S", "Rebuilt"]
 
 PAUSE_S = 30.0
-"""Seconds without a stored block after which a path is over."""
+"""Seconds without a stored block until a path ends."""
 
 TURN_S = 2.0
-"""Seconds without a stored block after which several blocks at once are the next turn."""
+"""Seconds without a stored block after which several blocks at once begin the next turn."""
 
 MOST_BLOCKS = 8_000_000
-"""Distinct blocks that are kept, about a gigabyte."""
+"""Maximum number of distinct blocks, about a gigabyte."""
 
 _NS = 1_000_000_000
-_BACKWARDS_S = 1.0  # a clock that is set may jump by less
+_BACKWARDS_S = 1.0  # larger jumps of an adjusted clock are refused
 _FEW_OPEN = 1024
-_BLOCKS_PER_PATH = 4  # as many paths as blocks would take twice the memory
+_BLOCKS_PER_PATH = 4  # with as many paths as blocks, memory would double
 
 
 @dataclass(slots=True)
 class _Path:
-    """One request: blocks by their numbers, -1 for none.
+    """A request: blocks by their numbers, -1 for none.
 
     Attributes:
-        at: when its first block was stored, in seconds.
-        last: when the last one was.
+        at: time of its first stored block, in seconds.
+        last: time of its last stored block.
         prompt: last block of its prompt.
         tip: its last block.
         session: name of its session.
@@ -67,22 +66,22 @@ class _Path:
 class Rebuilt:
     """Requests so far.
 
-    Blocks are numbered as they come, in runs: a run's blocks follow each other, and only its first
-    one has another parent than the number before.
+    Blocks are numbered in order of arrival, in runs: a run's blocks follow each other, and only its
+    first block has a parent different from the preceding number.
 
     Args:
-        most: distinct blocks that are kept.
+        most: maximum number of distinct blocks.
         keep_tokens: keep token ids of blocks that have them, in 4 bytes each.
 
     Attributes:
-        size: tokens of a block; 0 before the first.
-        stored: blocks that the engine stored.
-        unknown: blocks whose parent was not seen: their requests begin there.
-        cleared: times that the engine dropped all blocks.
-        forgotten: requests that were dropped for room.
-        resident: the most blocks that were in the GPU's memory at once, as far as events show.
-        lost: sequence numbers that did not come, as `[first, last]`.
-        first: seconds of the first batch; None before.
+        size: tokens of a block, 0 before the first.
+        stored: blocks stored by the engine.
+        unknown: blocks with an unseen parent: their requests begin there.
+        cleared: number of times the engine dropped all blocks.
+        forgotten: requests dropped for lack of room.
+        resident: maximum number of blocks in the GPU's memory at a time, according to the events.
+        lost: missing sequence numbers, as `[first, last]`.
+        first: seconds of the first batch, or None.
         last: seconds of the last batch.
     """
 
@@ -113,15 +112,15 @@ class Rebuilt:
 
     @property
     def here(self) -> int:
-        """Number of blocks in the GPU's memory, as far as events show."""
+        """Number of blocks in the GPU's memory, according to the events."""
         return len(self._here)
 
     def add(self, batch: Batch) -> None:
-        """Take in the events of a step.
+        """Add the events of a step.
 
         Raises:
-            ConfigError: another block size or rank than before, a sequence number that came before,
-                or a clock that went back.
+            ConfigError: a changed block size or rank, a repeated sequence number, or a clock that
+                went back.
         """
         self._check(batch)
         self._next, self.last = batch.number + 1, max(self.last, batch.at)
@@ -158,7 +157,7 @@ class Rebuilt:
             )
 
     def tokens(self, blocks: NDArray[np.uint32]) -> NDArray[np.uint32] | None:
-        """Return the token ids of blocks; None unless all of them are kept."""
+        """Return the token ids of blocks, or None unless all of them are kept."""
         found = [(self._tokens or {}).get(block) for block in blocks.tolist()]
         known = [one for one in found if one is not None]
         if not known or len(known) < len(found):
@@ -211,7 +210,7 @@ class Rebuilt:
         self._extend(parent, tip, len(stored.hashes), stored.session)
 
     def _number(self, parent: int) -> int:
-        """The number of a new block."""
+        """Return the number of a new block."""
         number = len(self._run)
         if parent < 0 or parent != number - 1:
             self._start.append(number)
@@ -221,7 +220,7 @@ class Rebuilt:
         return number
 
     def _extend(self, parent: int, tip: int, blocks: int, session: str | None) -> None:
-        """Continue the open path that ends at the parent, or begin one."""
+        """Continue the open path that ends at the parent, or begin a path."""
         now = self.last
         path = self._open.get(parent) if parent >= 0 else None
         if path is not None:
@@ -242,7 +241,7 @@ class Rebuilt:
             self._open, self._open_limit = fresh, 2 * len(fresh) + _FEW_OPEN
 
     def _length(self, block: int) -> int:
-        """Blocks from the root to a block."""
+        """Return the number of blocks from the root to a block."""
         if block < 0:
             return 0
         run = self._run[block]
@@ -255,14 +254,14 @@ class Rebuilt:
         return np.concatenate(parts[::-1])
 
     def _spans(self, tip: int) -> Iterator[tuple[int, int]]:
-        """The pieces of a path, last to first, as numbers `[start, end)`."""
+        """Yield the pieces of a path, last to first, as numbers `[start, end)`."""
         while tip >= 0:
             run = self._run[tip]
             yield self._start[run], tip + 1
             tip = self._parent[run]
 
     def _forget(self) -> None:
-        """Drop the older half of the requests, and the blocks that no other request has."""
+        """Drop the older half of the requests, and their blocks without a remaining request."""
         kept = self._paths[len(self._paths) // 2 :]
         self.forgotten += len(self._paths) - len(kept)
         used = np.zeros(len(self._run), dtype=bool)

@@ -1,10 +1,10 @@
-"""Recordings: a server's KV events in a file, one JSON object per line.
+"""Recordings: a server's KV events in a file, a JSON object per line.
 
 The first line names the format. A line has a batch of events, or the counters of `/metrics`.
-Token ids are left out, and names of blocks and sessions are digests under a key that dies with the
-process: equal blocks of one recording stay equal, and no prompt can be guessed from them.
-Invariant: the file is readable by its owner only from its first byte on, and what is read back
-gives the same requests. Cost: about 20 bytes per block.
+Token ids are left out, and names of blocks and sessions are digests under a key that is never
+stored: equal blocks of a recording stay equal, and no prompt can be guessed from them.
+Invariant: only the owner can read the file, from its first byte on, and reading it gives the same
+requests. Cost: about 20 bytes per block.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Recorder:
         keep_tokens: write token ids and the engine's names.
 
     Raises:
-        ConfigError: the file is there already, or cannot be written.
+        ConfigError: the file exists already, or is unwritable.
     """
 
     def __init__(self, path: Path, *, keep_tokens: bool = False) -> None:
@@ -70,7 +70,7 @@ class Recorder:
         try:
             self._write({"recording": _FORMAT, "version": _VERSION, "tokens": keep_tokens})
         except ConfigError:
-            with suppress(OSError):  # closing writes again
+            with suppress(OSError):  # closing writes the buffer again
                 self._file.close()
             path.unlink()
             raise
@@ -134,10 +134,10 @@ class Recorder:
 
 
 def is_recording(path: Path) -> bool:
-    """Return whether a file is a recording, and not a trace.
+    """Return whether a file is a recording, not a trace.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file is unreadable.
     """
     for _, line in lines_of(path):
         return f'"{_FORMAT}"' in line
@@ -148,7 +148,7 @@ def read_recording(path: Path) -> Iterator[Batch | dict[str, float]]:
     """Yield the batches of a recording, and counters as dictionaries, in order.
 
     Raises:
-        ConfigError: a file that cannot be read, another version, or a line that is cut or damaged.
+        ConfigError: an unreadable file, a wrong version, or a cut or damaged line.
     """
     for number, line in lines_of(path):
         try:

@@ -1,7 +1,7 @@
-"""Server metrics: the counters of a vLLM or SGLang server, and what they say of a window.
+"""Server metrics: the counters of a vLLM or SGLang server, and the traffic in a window.
 
-Invariant: counters of all of a server's engines are added, and those of two models are refused.
-Cost: one HTTP request.
+Invariant: counters of all engines of a server are added, and counters of two models are refused.
+Cost: an HTTP request.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Traffic:
 
     Attributes:
         prompt_tokens: tokens of all prompts.
-        gpu_hits: share of them that was found in the GPU's memory.
-        token_s: seconds of prefill per computed token; None if none was computed.
+        gpu_hits: share of these tokens found in the GPU's memory.
+        token_s: seconds of prefill per computed token, or None without computed tokens.
     """
 
     prompt_tokens: float
@@ -77,7 +77,7 @@ def read_counters(text: str, origin: str = "the metrics") -> dict[str, float]:
 
     Args:
         text: the text.
-        origin: where it is from, for messages.
+        origin: its origin, for messages.
 
     Raises:
         ConfigError: counters of neither engine, or of several models.
@@ -105,7 +105,7 @@ def read_counters(text: str, origin: str = "the metrics") -> dict[str, float]:
 
 
 def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
-    """Name, labels and value of each line that has them."""
+    """Yield name, labels and value of each valid line."""
     for line in text.splitlines():
         matched = _LINE.fullmatch(line.strip())
         if matched is None:
@@ -115,10 +115,10 @@ def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
 
 
 def traffic_of(before: dict[str, float], after: dict[str, float]) -> Traffic | None:
-    """Return the work between two scrapes; None without prompts.
+    """Return the work between two scrapes, or None without prompts.
 
     Raises:
-        ConfigError: a counter that fell: the server started again.
+        ConfigError: a decreased counter: the server started again.
     """
     for name in set(_NAMES.values()) - {"gpu_tokens"}:
         if after.get(name, 0.0) < before.get(name, 0.0):

@@ -1,7 +1,7 @@
-"""TierBytes: bytes of a model's tiers, of all that a window stored, and of loads.
+"""TierBytes: bytes of a model's tiers, of a window's stored blocks, and of loads.
 
-Invariant: a tier has a whole number of units: blocks of all layers, or pages that the groups of
-layers share where they are kept apart. Cost: arithmetic.
+Invariant: a tier has a whole number of units: blocks of all layers, or pages shared by groups of
+layers kept apart. Cost: arithmetic.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class TierBytes:
     """Sizes of a model's blocks.
 
     Attributes:
-        unit: bytes of which every tier has a whole number.
-        block: bytes of a block of the first group; of all layers where these are not kept apart.
-        token: bytes of one token of that block.
-        parts: of each further group its bytes of a block or state, its blocks that a resume point
-            needs at most, and its bytes per token; a state has none.
+        unit: the bytes of every tier are a multiple of it.
+        block: bytes of a block of the first group, or of all layers unless groups are kept apart.
+        token: bytes per token of the same block.
+        parts: for each further group the bytes of a block or state, the maximum number of its
+            blocks for a resume point, and its bytes per token (None for a state).
     """
 
     unit: int
@@ -43,12 +43,12 @@ class TierBytes:
 
     @classmethod
     def of(cls, model: ModelShape, block_tokens: int, resume: ResumePoints | None) -> TierBytes:
-        """The sizes of a model.
+        """Return the sizes of a model.
 
         Args:
             model: the shape.
             block_tokens: tokens of a block.
-            resume: which borders stay resumable; None where all layers keep all tokens.
+            resume: resumable borders. None if all layers keep all tokens.
         """
         if not has_groups(model, resume):
             block = model.block_bytes(block_tokens)
@@ -65,7 +65,7 @@ class TierBytes:
 
     @property
     def least(self) -> int:
-        """Bytes of the smallest tier: a block, or one of each group."""
+        """Bytes of the smallest tier: a block of each group."""
         return self.unit * (1 + len(self.parts))
 
     def rounded(self, size: int) -> int:
@@ -73,10 +73,10 @@ class TierBytes:
         return size // self.unit * self.unit
 
     def stored(self, window: Bound) -> int:
-        """Return the bytes of all that a window stored, on a tier that nothing leaves.
+        """Return the bytes of all blocks stored in a window, on a tier without evictions.
 
-        Of several groups the first has all blocks. The others have what two resume points per
-        request need, the ends of its prompt and of its answer, or all blocks if these are fewer.
+        The first group has all blocks. Each further group has the blocks for two resume points per
+        request, the ends of its prompt and of its answer, or all blocks if these are fewer.
         """
         total = self._units(window.distinct, self.block)
         for slot, needed, _ in self.parts:
@@ -84,13 +84,13 @@ class TierBytes:
         return total * self.unit
 
     def carried(self, below: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the bytes that each tier loads for each request.
+        """Return the bytes loaded by each tier for each request.
 
-        The windows and states that a resume needs come from the slowest tier that has some of its
-        tokens: the end of a path is the first that a tier above gives up.
+        The windows and states for a resume come from the slowest tier with some of the request's
+        tokens: the tiers above evict the end of a path first.
 
         Args:
-            below: int64 `(requests, tiers)`, tokens that the tiers below the first had.
+            below: int64 `(requests, tiers)`, tokens found on the tiers below the first.
         """
         loaded = below.astype(np.float64) * self.token
         found = below.sum(axis=1)

@@ -1,7 +1,7 @@
-"""Window: the requests that advice is about, from a server, a recording or a trace.
+"""Window: the requests for an advice, from a server, a recording or a trace.
 
-Invariant: what listening gives is what its recording gives. Cost: that of the requests; see
-`kvtrie.advise.rebuild`.
+Invariant: listening and reading its recording give the same window. Cost: the cost of rebuilding
+the requests, see `kvtrie.advise.rebuild`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _NS = 1_000_000_000
 
 @dataclass(slots=True)
 class Window:
-    """Events and counters of one server.
+    """Events and counters of a server.
 
     Attributes:
         rebuilt: its requests.
-        before: counters when listening began, after the history.
+        before: counters at the begin of listening, after the history.
         after: the latest counters.
-        listened: seconds of the first batch after `before`; None before.
-        groups: other groups of layers than the one that gives the requests.
+        listened: seconds of the first batch after `before`, or None.
+        groups: all groups of layers except the requests' group.
     """
 
     rebuilt: Rebuilt = field(default_factory=Rebuilt)
@@ -45,7 +45,7 @@ class Window:
     groups: PublishedGroups = field(default_factory=PublishedGroups)
 
     def add(self, one: Batch | dict[str, float]) -> None:
-        """Take in a batch of events, or counters.
+        """Add a batch of events, or counters.
 
         Raises:
             ConfigError: as `Rebuilt.add` and `PublishedGroups.add`.
@@ -61,7 +61,7 @@ class Window:
         self.groups.add(one, self.rebuilt.here)
 
     def add_all(self, rows: Iterable[Batch | dict[str, float]]) -> None:
-        """Take in a recording.
+        """Add a recording.
 
         Raises:
             ConfigError: as `Rebuilt.add`, or no event.
@@ -74,7 +74,7 @@ class Window:
         """Refuse a window without requests.
 
         Raises:
-            ConfigError: no block was stored, or of groups without full attention only.
+            ConfigError: no block was stored, or only blocks of groups without full attention.
         """
         if not len(self.rebuilt):
             refuse_without_requests(self.groups)
@@ -84,7 +84,7 @@ class Window:
             )
 
     def traffic(self) -> Traffic | None:
-        """Return the server's work while this listened; None without metrics.
+        """Return the server's work while listening, or None without metrics.
 
         Raises:
             ConfigError: as `traffic_of`.
@@ -96,7 +96,7 @@ class Window:
     def coverage(self, traffic: Traffic | None) -> float:
         """Return the tokens of rebuilt prompts per token of all prompts, at most 1.
 
-        Requests that the GPU's memory holds whole store no block and are not rebuilt.
+        Requests found completely in the GPU's memory store no block and are not rebuilt.
         """
         if traffic is None or self.listened is None or self.rebuilt.first is None:
             return 1.0
@@ -107,26 +107,26 @@ class Window:
         return min(1.0, rebuilt / traffic.prompt_tokens)
 
     def knows_gpu(self) -> bool:
-        """Return whether the metrics say how large the engine's cache is."""
+        """Return whether the metrics have the size of the engine's cache."""
         return bool({"num_gpu_blocks", "gpu_tokens"} & set(self.after or {}))
 
     def gpu_bytes(self, grouping: Grouping) -> int | None:
-        """Return the bytes that the engine's cache has for full blocks, by its metrics.
+        """Return the bytes of the engine's cache for full blocks, by its metrics.
 
-        None if the metrics do not say.
+        None if the metrics lack the size.
         """
         counters, size = self.after or {}, self.rebuilt.size
         block = grouping.page or grouping.model.block_bytes(max(1, size))
         if "num_gpu_blocks" in counters:
-            # vLLM keeps one for padding, and of each group the partial block of a running request
-            # takes one.
+            # vLLM keeps a block for padding, and the partial block of a running request takes a
+            # block of each group.
             return (int(counters["num_gpu_blocks"]) - 2 - len(grouping.groups)) * block
         if "gpu_tokens" in counters and size:
             return int(counters["gpu_tokens"]) // size * block
         return None
 
     def resident_bytes(self, grouping: Grouping) -> int:
-        """Return the most bytes that were in the GPU's memory at once, as far as events show."""
+        """Return the maximum bytes in the GPU's memory at a time, according to the events."""
         if grouping.page:
             return self.groups.resident * grouping.page
         return self.rebuilt.resident * grouping.model.block_bytes(max(1, self.rebuilt.size))

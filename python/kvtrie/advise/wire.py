@@ -1,10 +1,10 @@
-"""Wire: the KV events that vLLM and SGLang publish, decoded without importing either.
+"""Wire: decodes KV events published by vLLM and SGLang, without importing either engine.
 
 A message has the frames topic, sequence number (8 bytes, big-endian) and msgpack `[ts, events,
-rank]`; each event is a map with `type`. Only blocks in the engine's GPU memory count. Of a hybrid
-model the first group with full attention gives the requests; blocks of its other groups are
+rank]`. Each event is a map with `type`. Only blocks in the engine's GPU memory count. In a hybrid
+model the first group with full attention gives the requests. Blocks of all remaining groups are
 `Part`s.
-Invariant: a message that cannot be read raises a `ConfigError` that says why. Cost: msgspec's.
+Invariant: an invalid message raises a `ConfigError` with the reason. Cost: decoding by msgspec.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ _NUMBER_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Blocks that follow each other and that the engine has stored for one request.
+    """Consecutive blocks stored by the engine for a request.
 
     Attributes:
         hashes: their names, first to last.
-        parent: name of the block before the first; None at a sequence's start.
+        parent: name of the block before the first. None at a sequence's start.
         size: tokens of a block.
         session: name of the request's session, if the engine has one.
-        tokens: token ids of the blocks; empty in a recording without them.
+        tokens: token ids of the blocks. Empty in a recording without them.
     """
 
     hashes: Sequence[Hash]
@@ -78,16 +78,16 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Blocks of another group of layers than the one that gives the requests.
+    """Blocks of a group of layers other than the requests' group.
 
     Attributes:
         group: the engine's number of the group.
-        kind: the engine's name of its kind; empty if only blocks left.
-        window: tokens of a sliding window, if the engine says so.
-        size: tokens of a block; 0 if only blocks left.
-        stored: names of blocks that came. An engine may leave out blocks between them that a
-            window has passed.
-        removed: names of blocks that left.
+        kind: the engine's name of its kind. Empty without stored blocks.
+        window: tokens of a sliding window, if published.
+        size: tokens of a block, 0 without stored blocks.
+        stored: names of stored blocks. An engine may leave out intermediate blocks outside a
+            window.
+        removed: names of removed blocks.
     """
 
     group: int
@@ -100,16 +100,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Events of one step of the engine.
+    """Events of a step of the engine.
 
     Attributes:
         number: sequence number of the message.
         at: seconds of the engine's clock.
-        stored: blocks that came.
-        removed: names of blocks that left.
-        cleared: whether the engine dropped all of them.
+        stored: stored blocks.
+        removed: names of removed blocks.
+        cleared: whether the engine dropped all blocks.
         rank: data-parallel rank of the engine, if it has one.
-        parts: blocks of other groups of layers, in the order of the events.
+        parts: blocks of all remaining groups of layers, in the order of the events.
     """
 
     number: int
@@ -155,7 +155,7 @@ class _Message(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True)
 class Reader:
-    """Decoder of one publisher's messages."""
+    """Decoder of a publisher's messages."""
 
     _group: int | None = None
     _size: int = 0
@@ -172,8 +172,8 @@ class Reader:
             frames: topic, sequence number and payload.
 
         Raises:
-            ConfigError: another number of frames, no sequence number, a payload in another form,
-                events without token ids, or two topics on one endpoint.
+            ConfigError: a wrong number of frames, no sequence number, an invalid payload, events
+                without token ids, or two topics on one endpoint.
         """
         if len(frames) != _FRAMES or len(frames[1]) != _NUMBER_BYTES:
             raise ConfigError(
@@ -219,17 +219,17 @@ class Reader:
         return Batch(number, at, runs, removed, cleared, message.rank, parts)
 
     def _counts(self, event: _BlockStored | _BlockRemoved) -> bool:
-        """Whether an event is of the group that gives the requests."""
+        """Return whether an event is of the requests' group."""
         full = isinstance(event, _BlockRemoved) or event.kv_cache_spec_kind in _FULL
         if self._group is None and isinstance(event, _BlockStored) and full:
             self._group = event.group_idx
         return full and event.group_idx == self._group
 
     def _is_partial(self, event: _BlockStored) -> bool:
-        """Whether an event names a part of a block.
+        """Return whether an event names a part of a block.
 
-        With groups of several block sizes vLLM also publishes the end of a prompt within a block,
-        as one block of the size of its hashes.
+        With groups of several block sizes vLLM also publishes a prompt's partial last block, as a
+        single block of the size of its hashes.
         """
         size, self._size = event.block_size, max(self._size, event.block_size)
         whole_blocks = size >= self._size or len(event.block_hashes) > 1 or size < 1
@@ -237,10 +237,10 @@ class Reader:
 
 
 def _part(number: int, event: _BlockStored | _BlockRemoved) -> Part:
-    """The blocks of an event of another group.
+    """Return the blocks of an event outside the requests' group.
 
     Raises:
-        ConfigError: numbers that cannot be, or fewer token ids than the blocks have.
+        ConfigError: invalid numbers, or too few token ids for the blocks.
     """
     group = whole(f"group_idx of message {number}", event.group_idx or 0, 0, MOST_GROUP)
     if isinstance(event, _BlockRemoved):
@@ -274,7 +274,7 @@ def _checked(number: int, event: _BlockStored) -> Stored:
 
 
 def joined(stored: Sequence[Stored]) -> list[Stored]:
-    """Join events of one step that continue each other: SGLang sends one per page."""
+    """Join consecutive events of a step: SGLang sends an event per page."""
     runs: list[Stored] = []
     for event in stored:
         last = runs[-1] if runs else None

@@ -1,7 +1,7 @@
-"""Worth: which sizes are worth their price, from the figures of all settings.
+"""Worth: sizes that are worth their price, from the figures of all settings.
 
-Invariant: shares are of the computation of all prefills; those of one policy, without or with a
-disk, are compared with the next smaller host. Cost: arithmetic.
+Invariant: shares are relative to the computation of all prefills. Each share is compared with the
+next smaller host of the same policy, with or without a disk. Cost: arithmetic.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _GB = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the bytes of one setting add.
+    """Gain of the bytes of a setting.
 
     Attributes:
         policy: the policy of host and disk.
         host: bytes of host memory.
         disk: bytes of the disk.
-        cost: share of the computation of all prefills that is saved.
-        per_host_gb: share that each GB of host adds beyond the next smaller host.
-        per_disk_gb: share that each GB of the disk adds to this host; None without a disk.
+        cost: saved share of the computation of all prefills.
+        per_host_gb: additional share per GB of host beyond the next smaller host.
+        per_disk_gb: additional share per GB of the disk on this host. None without a disk.
     """
 
     policy: str
@@ -46,11 +46,11 @@ class Worth:
 
     Attributes:
         steps: all settings.
-        knees: by policy without a disk, the bytes of host memory at which the curve bends most;
-            beyond them a GB adds less than the mean GB. Policies that save nothing are left out.
-        equal: bytes of host memory with which `learned` saves as much as `lru` with the largest,
-            linear between the sizes that were played; None if one of them was not played or
-            `learned` saves less.
+        knees: by policy without a disk, the bytes of host memory with the strongest bend of the
+            curve. Beyond it a GB adds less than the mean GB. Policies without savings are left out.
+        equal: bytes of host memory with which `learned` saves as much as `lru` with the largest
+            host, linear between the played sizes. None if either policy was not played or `learned`
+            saves less.
     """
 
     steps: tuple[Step, ...]
@@ -59,11 +59,11 @@ class Worth:
 
 
 def worth_of(rows: Sequence[Outlook], fine: Sequence[Outlook] = ()) -> Worth:
-    """Return what each size adds.
+    """Return the gain of each size.
 
     Args:
         rows: all settings.
-        fine: the curve of `lru` without a disk at more sizes; its bend is more exact.
+        fine: the curve of `lru` without a disk at more sizes, for a more exact bend.
     """
     steps: list[Step] = []
     plain: dict[str, list[tuple[int, float]]] = {}
@@ -73,7 +73,7 @@ def worth_of(rows: Sequence[Outlook], fine: Sequence[Outlook] = ()) -> Worth:
         size, cost = 0, 0.0
         if before is not None and (before.policy, before.disk) == (row.policy, row.disk):
             size, cost = before.host, before.cost
-        elif row.disk:  # what the disk adds is not the host's
+        elif row.disk:  # the disk's share is not the host's
             size, cost = row.host, row.cost
         per_disk = None
         if row.disk:
@@ -88,10 +88,10 @@ def worth_of(rows: Sequence[Outlook], fine: Sequence[Outlook] = ()) -> Worth:
 
 
 def bend(curve: Sequence[tuple[int, float]]) -> int | None:
-    """Return the size farthest above the line from nothing to the largest; None if none saves.
+    """Return the size farthest above the line from zero to the largest, or None without savings.
 
     Args:
-        curve: sizes, which ascend, and what each saves.
+        curve: pairs of a size and its savings, ascending.
     """
     last, most = curve[-1]
     if most <= 0:

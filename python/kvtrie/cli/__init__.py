@@ -1,16 +1,16 @@
-"""The command line: `kvtrie demo`, `generate`, `replay`, `sim`, `top`, `disk` and others.
+"""The command line: `kvtrie demo`, `generate`, `replay`, `sim`, `top`, `disk` and more.
 
 ```text
 demo, fuse, profile, calibrate, replay, remote --> output_file      a model's work, timings, traces
 generate, finetune, longcontext --> model, cache, dotted            settings with dotted keys
-disk --> folder --> kept_file --> found                             what a tier left on disk
+disk --> folder --> kept_file --> found                             files of a tier on disk
 top --> view --> scrape      advise --> advice_text      doctor --> control
 trace --> replay, disk, advise --> progress
 ```
 
-Arguments are parsed here and work is done elsewhere, imported when a command runs.
-Exit status: 0 if all is well, 1 if a verdict failed, 2 for a wrong argument or setting or a file
-that cannot be read, 130 after Ctrl-C. Cost: that of `import kvtrie` until a command runs.
+Arguments are parsed here. The work is done in modules imported when a command runs.
+Exit status: 0 on success, 1 if a verdict failed, 2 for a wrong argument or setting or an unreadable
+file, 130 after Ctrl-C. Cost: `import kvtrie`, until a command runs.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _COMMANDS = {
     "why": control.WHY,
     **launch.COMMANDS,
 }
-# Commands with dotted keys, or with words of an engine, which read their words by themselves.
+# Commands with dotted keys, or with an engine's arguments, parse their arguments themselves.
 _DOTTED = {
     "generate": generate.run,
     **{name: partial(finetune.run, name) for name in finetune.COMMANDS},
@@ -85,10 +85,10 @@ _UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of a full or brok
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status.
+    """Run a command and return its exit status.
 
     Args:
-        arguments: the words after `kvtrie`; None takes the process's.
+        arguments: the arguments after `kvtrie`. None takes the process's arguments.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     dotted = _DOTTED.get(words[0]) if words else None
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("Stopped.\n")
         return _INTERRUPTED
     except BrokenPipeError:
-        # The reader, `head` say, has seen enough; the interpreter must not flush again.
+        # The reader, for example `head`, has closed the pipe. The interpreter must not flush again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (OSError, MemoryError) as error:
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _lacking(error: OSError | MemoryError) -> str:
-    """Name what the system refuses that no argument names: room for the output, memory, threads."""
+    """Describe a failure of the system itself: no room for the output, memory, threads."""
     if isinstance(error, MemoryError):
         return f"not enough memory: {str(error) or 'an allocation failed'}"
     if error.errno not in _UNWRITTEN or error.filename is not None:

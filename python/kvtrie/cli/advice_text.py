@@ -27,7 +27,7 @@ _WIDTHS = (9, 10, 10, 9, 14, 10, 10, 8)
 
 
 def size_text(size: int) -> str:
-    """Return a size as the launcher takes it, rounded up to a MiB or, from 10 GiB on, a GiB."""
+    """Return a size in the launcher's format, rounded up to a MiB or, from 10 GiB on, a GiB."""
     if size < _SMALL:
         return f"{math.ceil(size / _MIB)}MiB"
     return f"{math.ceil(size / _GIB)}GiB"
@@ -40,14 +40,14 @@ def advice_text(
     breakers: Sequence[Breaker] | None = None,
     played: Grouping | None = None,
 ) -> str:
-    """Return the answer: the window, the table, breakers, the choice, and the line that starts it.
+    """Return the answer: the window, the table, breakers, the choice, and the command for it.
 
     Args:
         advice: the answer.
-        question: what was asked.
-        seen: the window; None for a trace.
-        breakers: the first parting points; None without token ids.
-        played: the groups of layers that were played apart; None for a trace.
+        question: the question.
+        seen: the window. None for a trace.
+        breakers: the top points of divergence. None without token ids.
+        played: the groups of layers played apart. None for a trace.
     """
     lines = [*_window(advice, seen, played), *_shares(advice, question, seen), ""]
     lines.append(_row(_HEADS))
@@ -76,7 +76,7 @@ def advice_text(
 
 
 def _worth(worth: Worth) -> list[str]:
-    """What a GB more of host memory or of a disk saves."""
+    """Return the savings per GB of host memory and of a disk."""
     lines = ["", "Sizes worth their price, by the share of all prefill computation that they save:"]
     widths = (9, 10, 10, 9, 16, 14)
     heads = ("policy", "host", "disk", "saved", "per GB of host", "per GB of disk")
@@ -206,7 +206,7 @@ def _named(row: Outlook) -> str:
 
 
 def _launch(chosen: Outlook, seen: Window | None) -> str:
-    """The line that starts a server with these tiers."""
+    """Return the command for a server with these tiers."""
     counters = (seen.after if seen is not None else None) or {}
     host, disk = size_text(chosen.host), size_text(chosen.disk)
     if "gpu_tokens" not in counters:

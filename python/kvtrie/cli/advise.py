@@ -1,4 +1,4 @@
-"""`kvtrie advise`: what host memory and a disk would bring to a server that runs without kvtrie."""
+"""`kvtrie advise`: predicts the gain of host memory and a disk for a server without kvtrie."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         type=_span,
         default=_DEFAULT_SPAN,
         metavar="TIME",
-        help="how long to listen, as 30s, 10m or 24h (default: 10m); Ctrl-C ends it sooner",
+        help="how long to listen, as 30s, 10m or 24h (default: 10m). Ctrl-C ends it sooner",
     )
-    add("--record", type=Path, metavar="FILE", help="write what is heard to a new file, mode 0600")
+    add("--record", type=Path, metavar="FILE", help="write the events to a new file, mode 0600")
     add(
         "--keep-tokens",
         action="store_true",
@@ -63,34 +63,34 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     _setting_arguments(parser)
     add("--plot", type=output_file, metavar="FILE", help="draw the share found over host memory")
-    add("--json", action="store_true", help="print one JSON document")
+    add("--json", action="store_true", help="print a JSON document")
     parser.set_defaults(run=_run)
 
 
 def _setting_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the model, the sizes and policies that are compared, and the form of a trace."""
+    """Add the model, the sizes and policies to compare, and the format of a trace."""
     add = parser.add_argument
     model = parser.add_mutually_exclusive_group()
     model.add_argument(
         "--model",
         type=Path,
         metavar="DIR",
-        help="the model's folder, for its shape and its groups of layers; or a name that "
-        "`kvtrie replay --model` takes",
+        help="the model's folder, for its shape and its groups of layers, or a model name of "
+        "`kvtrie replay --model`",
     )
     model.add_argument(
         "--bytes-per-token", type=int, metavar="N", help="bytes of KV of a token, of all ranks"
     )
-    add("--gpu", metavar="SIZE", help="the engine's KV cache (default: that of the metrics)")
+    add("--gpu", metavar="SIZE", help="the engine's KV cache (default: its size in the metrics)")
     add(
         "--host",
         metavar="SIZE,SIZE",
-        help="sizes of host memory (default: the GPU cache's, doubled up to all that was stored)",
+        help="sizes of host memory (default: the GPU cache's, doubled until all blocks fit)",
     )
     add(
         "--disk",
         metavar="SIZE",
-        help="a disk that each size is also played with; 0 for none (default: room for all)",
+        help="a disk to combine with each size, 0 for none (default: room for all blocks)",
     )
     add(
         "--policy",
@@ -120,7 +120,7 @@ def _setting_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _span(text: str) -> float:
-    """Seconds from a time with a unit."""
+    """Return the seconds of a time with a unit."""
     found = _SPAN.fullmatch(text)
     seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
     if not 0 < seconds <= _DAY_S:
@@ -182,10 +182,10 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _is_live(given: argparse.Namespace) -> bool:
-    """Whether the source is a server.
+    """Return whether the source is a server.
 
     Raises:
-        ConfigError: an option that does not go with it.
+        ConfigError: an option unsuitable for the source.
     """
     live: bool = given.source.startswith(_SOCKETS)
     for name in ("metrics", "replay", "record"):
@@ -207,7 +207,7 @@ def _draw(given: argparse.Namespace, answer: Advice) -> None:
 
 
 def _facts(seen: Window) -> dict[str, Any]:
-    """Counts of a window, for JSON."""
+    """Return counts of a window, for JSON."""
     rebuilt = seen.rebuilt
     return {
         "blocks_stored": rebuilt.stored,
@@ -222,10 +222,10 @@ def _facts(seen: Window) -> dict[str, Any]:
 
 
 def _model(given: argparse.Namespace) -> ModelShape:
-    """A shape with the bytes of a token.
+    """Return a shape with the bytes of a token.
 
     Raises:
-        ConfigError: neither of the two options, or a folder that `folder_shape` refuses.
+        ConfigError: neither of the two options, or a folder refused by `folder_shape`.
     """
     from kvtrie.advise.model_folder import folder_shape
     from kvtrie.model.shape import ModelShape
@@ -321,7 +321,7 @@ def _question(given: argparse.Namespace, played: Grouping, seen: Window | None) 
 
 
 def _passes(link: str | None) -> Passes | None:
-    """The step times in a file of `kvtrie profile`, where it has those of a model."""
+    """Return the step times of a model in a file of `kvtrie profile`, or None."""
     from kvtrie.input import read_text, toml_of
     from kvtrie.sim.passes import read_passes
 
@@ -332,7 +332,7 @@ def _passes(link: str | None) -> Passes | None:
 
 
 def _lanes(link: str | None) -> tuple[Lane, Lane]:
-    """The lanes that load from host and from disk."""
+    """Return the lanes for loads from host and from disk."""
     from kvtrie.sim.config.lanes import lanes_of
     from kvtrie.sim.config.table import Table
 
@@ -348,4 +348,4 @@ def _lanes(link: str | None) -> tuple[Lane, Lane]:
 
 
 COMMAND = ("what host memory and disk would bring to a server without kvtrie", _arguments)
-"""The help text of the command, and the function that adds its arguments."""
+"""Help text of the command, and its function for arguments."""

@@ -1,4 +1,4 @@
-"""`kvtrie calibrate`: measures how far formats of lower tiers move a model's next tokens."""
+"""`kvtrie calibrate`: measures the effect of lower tiers' formats on a model's next tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["COMMAND"]
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument(
-        "--texts", type=Path, metavar="FILE", help="text that the model reads (default: a story)"
+        "--texts", type=Path, metavar="FILE", help="text for the model to read (default: a story)"
     )
     parser.add_argument(
         "--tokens", type=int, default=512, metavar="N", help="tokens of a prompt (default: 512)"
@@ -37,14 +37,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="tokens at the end of a prefix that are computed instead of loaded (default: 0)",
+        help="tokens to compute instead of load at the end of a prefix (default: 0)",
     )
     parser.add_argument(
         "--native-first",
         type=int,
         default=0,
         metavar="N",
-        help="tokens at the start of a prompt whose blocks keep the model's format, as a server's "
+        help="tokens at the start of a prompt to keep in the model's format, as a server's "
         "native_first (default: 0)",
     )
     parser.add_argument(
@@ -55,7 +55,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="file to write it to (default: calibration.json)",
     )
     parser.add_argument("--device", help=DEVICE)
-    parser.add_argument("--json", action="store_true", help="print the same as one JSON document")
+    parser.add_argument("--json", action="store_true", help="print the same as a JSON document")
     parser.set_defaults(run=_run)
 
 
@@ -67,7 +67,7 @@ def _run(given: argparse.Namespace) -> int:
     from kvtrie.demo.passages import PASSAGES, SYSTEM
     from kvtrie.engines.transformers.calibration import calibrate, document, prompts_of
 
-    model: Any = speaker.model  # whose `to` is untyped
+    model: Any = speaker.model  # its `to` is untyped
     model = model.to(where)
     tokens = speaker.tokens(SYSTEM + "".join(PASSAGES) if text is None else text)
     prompts = prompts_of(tokens, given.tokens, given.prompts)

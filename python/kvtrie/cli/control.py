@@ -1,6 +1,6 @@
 """`kvtrie ctl` and `kvtrie why`: the control socket of a running server.
 
-Invariant: a command is sent once. Cost: one request.
+Invariant: a command is sent once. Cost: a request.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _ctl_arguments(parser: argparse.ArgumentParser) -> None:
         summary = f"print the answer to GET /{name}"
         read = commands.add_parser(name, help=summary, description=summary)
         if name == "why":
-            read.add_argument("request", metavar="ID", nargs="?", help="one of the last requests")
+            read.add_argument("request", metavar="ID", nargs="?", help="a recent request")
         read.set_defaults(run=_read)
     for name in COMMANDS:
         summary = f"queue {name} for the server's next step"
@@ -39,8 +39,8 @@ def _ctl_arguments(parser: argparse.ArgumentParser) -> None:
         send.set_defaults(run=_send, session=None, tokens=None, salt=None)
         if name == "reset":
             continue
-        send.add_argument("--session", metavar="NAME", help="the conversation that is meant")
-        send.add_argument("--tokens", metavar="JSON", help="the token ids that are meant, or -")
+        send.add_argument("--session", metavar="NAME", help="the conversation")
+        send.add_argument("--tokens", metavar="JSON", help="the token ids, or - for standard input")
         send.add_argument("--salt", metavar="TEXT", help="the cache_salt of its requests")
         if name == "retain":
             send.add_argument("--ranges", metavar="JSON", help='as a request has "retain"')
@@ -79,8 +79,8 @@ def _why_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("socket", metavar="SOCKET", help="the server's setting `control`")
     add("--show-text", metavar="MODEL", help="decode both sides with this model's tokenizer, here")
-    add("--limit", type=int, default=5, help="parting points that are listed (5)")
-    add("--json", action="store_true", help="print one JSON document")
+    add("--limit", type=int, default=5, help="number of listed divergences (5)")
+    add("--json", action="store_true", help="print a JSON document")
     parser.set_defaults(run=_why)
 
 

@@ -24,7 +24,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hybrid",
         action="store_true",
-        help="random models whose layers differ, by family, with --json alone",
+        help="random models with different kinds of layers, by family, with --json alone",
     )
     parser.add_argument("--tiny", action="store_true", help="a random model, and seconds")
     parser.add_argument("--seed", type=int, default=1, help="order of turns (default: %(default)s)")
@@ -54,7 +54,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write a report for `kvtrie map` and `stats`",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--json", action="store_true", help="print a JSON document")
     parser.set_defaults(run=_run)
 
 
@@ -71,7 +71,7 @@ def _run(given: argparse.Namespace) -> int:
         ) from error
     names = ("structure", "tiny", "seed", "answer_tokens", "gpu_share", "host_share", "disk_share")
     chosen = {name: getattr(given, name) for name in (*names, "disk", "picture", "save", "json")}
-    # Settings that are not given keep the demo's defaults.
+    # Settings without an argument keep the demo's defaults.
     stated = {name: value for name, value in chosen.items() if value is not None}
     if given.no_picture:
         stated["picture"] = None
@@ -81,4 +81,4 @@ def _run(given: argparse.Namespace) -> int:
 
 
 COMMAND = ("a real model, twelve chats whose KV does not fit, and a verdict", _arguments)
-"""The help text of the command, and the function that adds its arguments."""
+"""Help text of the command, and its function for arguments."""

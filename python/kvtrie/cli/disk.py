@@ -1,4 +1,4 @@
-"""`kvtrie disk ls`, `verify` and `gc`: the arguments, and what is found as text or JSON."""
+"""`kvtrie disk ls`, `verify` and `gc`: the arguments, and the results as text or JSON."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         made[name].add_argument(
             "folder", type=Path, metavar="FOLDER", help="path of a disk tier or of a kept host tier"
         )
-        made[name].add_argument("--json", action="store_true", help="print one JSON document")
+        made[name].add_argument("--json", action="store_true", help="print a JSON document")
         made[name].set_defaults(run=run)
     made["ls"].add_argument("--blocks", action="store_true", help="and every block in them")
     made["gc"].add_argument(
         "--older-than",
         type=_days,
         metavar="DAYS",
-        help="remove stores in which no block was used for this time",
+        help="remove stores without a used block for this time",
     )
 
 
 def _days(text: str) -> int:
-    """Nanoseconds from a number of days."""
+    """Return the nanoseconds of a number of days."""
     try:
         days = float(text)
     except ValueError:
@@ -122,7 +122,7 @@ def _gc(given: argparse.Namespace) -> int:
 def _each(
     found: Iterable[Path], work: Callable[[Path], _Result], unreadable: list[str]
 ) -> list[_Result]:
-    """The result of the work per store; the reason why there is none goes to `unreadable`."""
+    """Return the result of the work per store, and append each failure to `unreadable`."""
     results: list[_Result] = []
     for store in found:
         try:
@@ -243,7 +243,7 @@ def _outcome(result: Cleaned) -> str:
 
 
 def _meaning(about: str) -> object:
-    """A store's description, parsed, or as it is if that is no JSON."""
+    """Return a store's description, parsed if it is JSON."""
     try:
         return json.loads(about)
     except (ValueError, RecursionError):
@@ -251,7 +251,7 @@ def _meaning(about: str) -> object:
 
 
 def _words(about: str) -> str:
-    """A store's description in one line."""
+    """Return a store's description in one line."""
     meaning = _meaning(about)
     if not isinstance(meaning, dict):
         return about
@@ -297,4 +297,4 @@ _ACTIONS = {
 }
 
 COMMAND = ("look at, verify and clean the files of disk tiers and kept host tiers", _arguments)
-"""The help text of the command, and the function that adds its arguments."""
+"""Help text of the command, and its function for arguments."""

@@ -1,9 +1,8 @@
-"""`kvtrie doctor`: whether a machine and its packages can run a server with kvtrie.
+"""`kvtrie doctor`: checks whether a machine and its packages can run a server with kvtrie.
 
-Each check is one line: `ok`, `warning` or `error`, and for the last two the command that fixes it.
-Invariant: a file that tests direct writes is removed, and so are the blocks that test a shared
-store; the folder of a server's disk tier is made if it is not there. Cost: milliseconds; no engine
-is imported.
+Each check is a line: `ok`, `warning` or `error`, the latter two with a command to fix them.
+Invariant: the test file for direct writes and the test blocks in a shared store are removed. A
+missing folder of a server's disk tier is made. Cost: milliseconds. No engine is imported.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ __all__ = ["COMMAND", "ENGINES", "checks", "version_and_commit"]
 
 _OLDEST_PYTHON = (3, 11)
 _OLDEST_TORCH = (2, 10)
-_FAST_HASH = ("avx2", "asimd")  # by which keys of blocks are hashed
+_FAST_HASH = ("avx2", "asimd")  # instructions for hashing keys of blocks
 _FAST_CLOCKS = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter")
 _CONNECTOR = "KvtrieConnector"
 _FAILED = 1
@@ -47,15 +46,15 @@ ENGINES = {
     "vllm": ((0, 30), (0, 32), (0, 33), "0.32.*"),
     "sglang": ((0, 5, 23), (0, 5, 23), (0, 5, 23), "0.5.23"),
 }
-"""Of each engine: the oldest supported version, the tested one, the newest supported one, pip's."""
+"""Of each engine: the oldest supported, the tested and the newest supported version, pip's."""
 
-_HYBRIDS = (5, 23)  # of transformers, for `KvtrieCache` of models whose layers differ
+_HYBRIDS = (5, 23)  # of transformers, for `KvtrieCache` of models with different kinds of layers
 _BELOW: dict[tuple[int, ...], tuple[int, ...]] = {
     (0, 31): (5, 18),
     (0, 32): (5, 20),
     (0, 33): (5, 21),
 }
-"""The first versions of transformers that versions of vLLM refuse."""
+"""The first versions of transformers refused by versions of vLLM."""
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,8 +64,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--remote", metavar="URL", help="write to and read from a shared store too")
     parser.add_argument("--control", metavar="SOCKET", help="failed writes of a running server too")
-    parser.add_argument("--engine", choices=tuple(ENGINES), help="an engine that has to be there")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--engine", choices=tuple(ENGINES), help="a required engine")
+    parser.add_argument("--json", action="store_true", help="print a JSON document")
     parser.set_defaults(run=_run)
 
 
@@ -89,10 +88,10 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _tiers(config: str) -> Sequence[Tier]:
-    """The tiers of a server, in `--kv-transfer-config` as vLLM takes it.
+    """Return the tiers of a server, from a `--kv-transfer-config` for vLLM.
 
     Raises:
-        ConfigError: no JSON object, another connector, or settings that a server would refuse.
+        ConfigError: no JSON object, another connector, or settings refused by a server.
     """
     from kvtrie.engines.vllm.settings import Settings
 
@@ -111,7 +110,7 @@ def _tiers(config: str) -> Sequence[Tier]:
 
 
 def version_and_commit() -> str:
-    """Return the package's version and the commit from which its extension was compiled."""
+    """Return the package's version and the commit of its compiled extension."""
     return f"{_kvtrie.__version__} (core {_kvtrie.COMMIT})"
 
 
@@ -121,9 +120,9 @@ def checks(
     """Yield the checks of this machine.
 
     Args:
-        engine: the engine that has to be installed; None takes those that are.
-        disk: the folder of a disk tier; None takes that of `tiers`.
-        tiers: the tiers of a server, with which limits and room are compared.
+        engine: the required engine. None takes the installed engines.
+        disk: the folder of a disk tier. None takes the folder in `tiers`.
+        tiers: the tiers of a server, for comparison with limits and room.
     """
     yield Check("ok", "kvtrie", version_and_commit())
     yield _python()
@@ -162,7 +161,7 @@ def _torch() -> Check:
 
 
 def _engine(name: str, *, wanted: bool) -> Check | None:
-    """The version of an engine: tested, newer or unsupported; None for one that is not wanted."""
+    """Check the version of an engine: tested, newer or unsupported. None if absent and optional."""
     oldest, tested, newest, pinned = ENGINES[name]
     fix = f"pip install '{name}=={pinned}'"
     found = _version(name)
@@ -179,7 +178,7 @@ def _engine(name: str, *, wanted: bool) -> Check | None:
 
 
 def _transformers() -> Iterator[Check]:
-    """One environment has vLLM or the transformers that serves models whose layers differ."""
+    """Check transformers: vLLM and models with different kinds of layers need separate versions."""
     found, vllm = _version("transformers"), _version("vllm")
     if found is None:
         return
@@ -220,7 +219,7 @@ def _clock() -> Check:
 
 
 def _remote(url: str) -> list[Check]:
-    """The operations of a shared store, each once."""
+    """Check each operation of a shared store once."""
     from kvtrie.tiers.remote.check import check_store
     from kvtrie.tiers.remote.url import RemoteUrl
 
@@ -237,7 +236,7 @@ def _remote(url: str) -> list[Check]:
 
 
 def _server(socket: str) -> list[Check]:
-    """Writes into the tiers of a running server that failed."""
+    """Check for failed writes into the tiers of a running server."""
     from kvtrie.cli.control import ask
 
     tiers = ask(socket, "/stats")["manager"]["tiers"]
@@ -261,7 +260,7 @@ def _version(package: str) -> str | None:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """The numbers of a version before its first letter."""
+    """Return the numbers of a version before its first letter."""
     return tuple(map(int, re.findall(r"\d+", re.split(r"[^\d.]", text, maxsplit=1)[0])))
 
 

@@ -1,4 +1,4 @@
-"""Check: one line of `kvtrie doctor`.
+"""Check: a line of `kvtrie doctor`.
 
 Cost: none.
 """
@@ -15,13 +15,13 @@ _GB = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A result of one check.
+    """Result of a check.
 
     Attributes:
         state: "ok", "warning" or "error".
         name: the property.
         found: its value here.
-        fix: the command that changes it; "" if nothing has to.
+        fix: the command to change it, "" if it is good.
     """
 
     state: Literal["ok", "warning", "error"]
@@ -31,5 +31,5 @@ class Check:
 
 
 def gb(size: int) -> str:
-    """Bytes as `8.6 GB`."""
+    """Return bytes as `8.6 GB`."""
     return f"{size / _GB:.1f} GB"

@@ -1,6 +1,6 @@
 """Checks of the folder of a disk tier: its file system, room, direct writes, the kernel's queue.
 
-Invariant: a file that tests direct writes is removed. Cost: a listing of the folder.
+Invariant: the test file for direct writes is removed. Cost: a listing of the folder.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def disk_checks(disk: Path, wanted: int | None = None) -> Iterator[Check]:
     """Yield the checks of a folder.
 
     Args:
-        disk: the folder, which need not be there.
-        wanted: bytes of the disk tier; None if they are not known.
+        disk: the folder. It need not exist.
+        wanted: bytes of the disk tier, or None if unknown.
     """
     yield _kind(disk)
     yield _guarded("disk space", lambda: _space(disk, wanted))
@@ -83,7 +83,7 @@ def _direct(disk: Path) -> Check:
 
 
 def _guarded(name: str, check: Callable[[], Check]) -> Check:
-    """A check of a folder that may not be readable or writable."""
+    """Run a check of a folder, and report an unreadable or unwritable folder."""
     try:
         return check()
     except (ConfigError, OSError) as error:

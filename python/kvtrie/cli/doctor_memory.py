@@ -1,7 +1,7 @@
 """Checks of memory against the host tier of a server: limits of containers, `/dev/shm`, `keep`.
 
 A host tier takes at most 1.1 times its bytes, and the processes of a server need memory as well:
-`MARGIN` bytes here. The memory of a file in `/dev/shm` counts for the limit as other memory does.
+`MARGIN` bytes here. The memory of a file in `/dev/shm` also counts for the limit.
 Cost: a few small files.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["MARGIN", "memory_checks", "taken_at_most"]
 
 MARGIN = 4 * 10**9
-"""Bytes of memory that the processes of a server need besides the host tier."""
+"""Bytes of memory for the processes of a server, in addition to the host tier."""
 
 _SHARE = 4  # a quarter of free memory is the default host tier
 _LEAST_FREE = 10**9
@@ -32,7 +32,7 @@ _SHM = "/dev/shm"  # noqa: S108 - the kernel's name of shared memory
 
 
 def taken_at_most(size: int) -> int:
-    """Return the bytes that a host tier of `size` bytes takes at most: 1.1 times as many."""
+    """Return the maximum bytes taken by a host tier of `size` bytes: 1.1 times the size."""
     return size * 11 // 10
 
 
@@ -40,7 +40,7 @@ def memory_checks(host: Tier | None = None) -> Iterator[Check]:
     """Yield the checks of memory.
 
     Args:
-        host: the host tier of a server; None if it is not known.
+        host: the host tier of a server, or None if unknown.
     """
     size = None if host is None or host.bytes is None else int(host.bytes)
     yield _free()
@@ -108,7 +108,7 @@ def _shared() -> Check:
 
 
 def _kept(keep: str, size: int | None) -> Check:
-    """The file system of the file that is host memory."""
+    """Check the file system of the host memory's file."""
     folder = Path(keep).parent
     kind = file_system(folder) or "unknown"
     if kind not in (*IN_MEMORY, "hugetlbfs"):

@@ -1,7 +1,7 @@
-"""Commands with dotted keys: a parser, its words, and what a wrong one says.
+"""Commands with dotted keys: a parser, parsed arguments, and error texts.
 
-Invariant: a wrong word is one `ConfigError` of one line; `--help` explains a key as the docstring
-of its class does. Cost: jsonargparse is loaded when such a command runs.
+Invariant: a wrong argument is a `ConfigError` of one line. `--help` explains a key with the
+docstring of its class. Cost: jsonargparse is loaded when a command with dotted keys runs.
 """
 
 # pyright: reportPrivateUsage=false
@@ -26,7 +26,7 @@ _ENTRY = re.compile(r"    (\**\w+): (.*)")
 
 
 def make_parser(command: str, summary: str) -> Any:  # noqa: ANN401 - a jsonargparse parser
-    """A parser that raises instead of leaving the process.
+    """Make a parser that raises errors instead of leaving the process.
 
     Raises:
         ConfigError: jsonargparse is not installed.
@@ -47,10 +47,10 @@ def make_parser(command: str, summary: str) -> Any:  # noqa: ANN401 - a jsonargp
 
 
 def read(parser: Any, words: Sequence[str]) -> Any:  # noqa: ANN401 - a parser and a namespace
-    """Return the settings in the words.
+    """Return the settings in the arguments.
 
     Raises:
-        ConfigError: a word that cannot be.
+        ConfigError: an invalid argument.
     """
     import jsonargparse
 
@@ -71,7 +71,7 @@ def add_settings(parser: Any, kind: type, name: str) -> None:  # noqa: ANN401 - 
 
 
 def add_data(parser: Any, default: Any = None) -> None:  # noqa: ANN401 - jsonargparse's
-    """Add `--data NAME` with `--data.*`, the arguments of what it names."""
+    """Add `--data NAME` with `--data.*`, the arguments of the named class."""
     from kvtrie.train import DataModule
 
     default = default or {"class_path": "LongBenchV2"}
@@ -84,13 +84,13 @@ def add_data(parser: Any, default: Any = None) -> None:  # noqa: ANN401 - jsonar
 
 
 def _head(parser: Any, name: str, about: str) -> None:  # noqa: ANN401 - jsonargparse's
-    """Entitle a group of arguments that jsonargparse made."""
+    """Set title and description of a group of arguments made by jsonargparse."""
     group = parser.groups[name]
     group.title, group.description = name, about
 
 
 def _list_keys(group: Any, kind: type) -> None:  # noqa: ANN401 - jsonargparse's
-    """Explain `--data.*` of a class; the argument `--data` is the one that takes them."""
+    """List `--data.*` of a class in the help. The argument `--data` parses them."""
     _, meanings = _explained(kind)
     for each in own_arguments(kind):
         shown = argparse.Action(
@@ -105,7 +105,7 @@ def _list_keys(group: Any, kind: type) -> None:  # noqa: ANN401 - jsonargparse's
 
 
 def own_arguments(kind: type) -> list[inspect.Parameter]:
-    """Return what the constructor of a class takes by name, without what it hands to its base."""
+    """Return the keyword arguments of a class's own constructor, without its base's arguments."""
     if "__init__" not in vars(kind):
         return []
     found = inspect.signature(kind.__init__).parameters.values()
@@ -113,7 +113,7 @@ def own_arguments(kind: type) -> list[inspect.Parameter]:
 
 
 def _below(kind: type) -> list[type]:
-    """Return the subclasses of a class, and theirs."""
+    """Return all direct and indirect subclasses of a class."""
     kinds = [kind]
     for each in kinds:
         kinds.extend(each.__subclasses__())
@@ -121,7 +121,7 @@ def _below(kind: type) -> list[type]:
 
 
 def _explained(kind: type) -> tuple[str, dict[str, str]]:
-    """Return the first sentence of a class's docstring, and what it says of each argument."""
+    """Return the first sentence of a class's docstring, and its text for each argument."""
     lines = inspect.cleandoc(kind.__doc__ or "").splitlines()
     meanings: dict[str, str] = {}
     name = ""
@@ -139,15 +139,15 @@ def _explained(kind: type) -> tuple[str, dict[str, str]]:
 
 
 def arguments(given: Any) -> dict[str, Any]:  # noqa: ANN401 - a namespace
-    """The keys below one, by name."""
+    """Return the keys of a namespace, by name."""
     return dict(given.as_dict())
 
 
 def chosen_data(given: Any) -> Any:  # noqa: ANN401 - a namespace, a DataModule
-    """The data module that `--data NAME --data.*` names.
+    """Return the data module named by `--data NAME --data.*`.
 
     Raises:
-        ConfigError: arguments that it refuses.
+        ConfigError: arguments refused by the data module.
     """
     found: Any = locate(str(given.class_path))
     more = given.get("init_args")

@@ -26,7 +26,7 @@ _REFUSED = 2
 
 
 def run(mode: str, words: Sequence[str]) -> int:
-    """Run `kvtrie MODE` with these words."""
+    """Run `kvtrie MODE` with its arguments."""
     given = _parsed(mode, words)
     try:
         from kvtrie.train import EvalSettings, GradientSettings, Run, TrainSettings
@@ -127,20 +127,20 @@ def _parser(mode: str) -> Any:  # noqa: ANN401 - a jsonargparse parser
         ) from error
     parser.add_argument("model", metavar="MODEL", type=str, help=MODEL)
     add = parser.add_argument
-    add("--out_dir", type=str | None, help="the folder of the run; --plan needs none")
+    add("--out_dir", type=str | None, help="the folder of the run, optional with --plan")
     add("--head_model", type=str, default="next_token_prediction", help="from outputs to the loss")
     add("--precision", type=str | None, help="of weights and KV: 32-true, 16-true or bf16-true")
-    add("--devices", type=int, default=1, help="processes that share a batch")
+    add("--devices", type=int, default=1, help="processes sharing a batch")
     add("--device", type=str | None, help=DEVICE)
     add("--verbose", type=str, default="some", help="none, some, more or all")
     add("--seed", type=int, default=0, help="of order, dropout and fresh weights")
     add("--resume", type=bool, default=False, help="go on from the last checkpoint in out_dir")
     add("--plan", action="store_true", help="print cells and bytes, and run nothing")
-    add("--plan_memory_gb", type=float | None, help="memory that --plan fits the cache into")
+    add("--plan_memory_gb", type=float | None, help="memory to fit the cache into, for --plan")
     add("--yarn_rope", type=bool, default=True, help="scale RoPE beyond the trained length")
     add("--attention_forward_temp_size_gb", type=float, default=3.0, help="temporary arrays")
     add("--attention_backward_temp_size_gb", type=float, default=3.0, help="the same backwards")
-    add("--record_gpu_memory_snapshots", type=int, default=0, help="entries; 0 records none")
+    add("--record_gpu_memory_snapshots", type=int, default=0, help="entries, 0 for none")
     add("--record_gpu_memory_kind", type=int, default=0, help="0 all, 1 rows, 2 first, 3 whole")
     add_cache(parser)
     add_settings(parser, GradientSettings, "grad")
@@ -154,7 +154,7 @@ def _parser(mode: str) -> Any:  # noqa: ANN401 - a jsonargparse parser
 
 
 def _spelt(words: Sequence[str]) -> list[str]:
-    """`--optimizer NAME` as the key that it is short for."""
+    """Return the arguments with `--optimizer NAME` replaced by its full key."""
     made: list[str] = []
     for word in words:
         if word == "--optimizer" or word.startswith("--optimizer="):
@@ -165,9 +165,9 @@ def _spelt(words: Sequence[str]) -> list[str]:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    """Nothing: the words of these commands have dotted keys and are read by `run`."""
+    """Add nothing: `run` parses the dotted keys of these commands."""
     del parser
 
 
 COMMANDS = {name: (summary, _arguments) for name, summary in _SUMMARIES.items()}
-"""Summary of each command, and the function that adds their arguments."""
+"""Summary of each command, and its function for arguments."""

@@ -1,8 +1,8 @@
-"""Folder: stores of disk tiers and files of kept host tiers, as `kvtrie disk` looks at them.
+"""Folder: stores of disk tiers and files of kept host tiers, for `kvtrie disk`.
 
-Invariant: a store that another process writes to is only read. A process that starts while one is
-verified or cleaned only reads, as with any writer. No link is followed below the folder.
-Cost: `look` reads manifests; `verify` reads all bytes, with memory for one block; `clean` rewrites
+Invariant: a store in use by another writer is only read. A process started during a verification
+or cleaning only reads, as with any writer. No link is followed below the folder.
+Cost: `look` reads manifests. `verify` reads all bytes, with memory for one block. `clean` rewrites
 manifests.
 """
 
@@ -45,18 +45,18 @@ __all__ = [
 
 _REMOVED = re.compile(r"[0-9a-f]{16}\.removed")
 _LOCK = "lock"
-_LINE = 64  # bytes of a lock that are read: it names a process
+_LINE = 64  # bytes read of a lock, with the process's name
 
 
 def stores(folder: Path) -> tuple[list[Path], list[str]]:
-    """The stores in a folder that can be read, and why others cannot be.
+    """Return the readable stores in a folder, and the faults of unreadable stores.
 
-    A file of a kept host tier counts as a store, in a folder, named itself, or named as in `keep`
-    where each rank or group of layers has one.
+    A file of a kept host tier counts as a store: in a folder, as the path itself, or as the files
+    of all ranks or groups of layers for a path as in `keep`.
 
     Raises:
         ConfigError: there is no such folder, or no store in it.
-        TransferError: it cannot be read.
+        TransferError: the folder is unreadable.
     """
     if kept_file.is_file(folder):
         KeptFile.inspect(folder).close()
@@ -74,11 +74,11 @@ def stores(folder: Path) -> tuple[list[Path], list[str]]:
 
 
 def look(store: Path, wall: int) -> Look:
-    """The contents of a store, with ages as of `wall`, in nanoseconds.
+    """Return the contents of a store, with ages as of `wall`, in nanoseconds.
 
     Raises:
         ConfigError: it has no good manifest.
-        TransferError: it cannot be read.
+        TransferError: it is unreadable.
     """
     if kept_file.is_file(store):
         return kept_file.look(store, wall)
@@ -90,18 +90,18 @@ def look(store: Path, wall: int) -> Look:
 def verify(
     store: Path, wall: int, watch: Callable[[Sequence[Row]], Iterable[Row]] = iter
 ) -> Verified:
-    """Read and prove every block, and remove what is damaged where that may be.
+    """Read and verify every block, and remove damaged blocks if writing is allowed.
 
-    Block by block: Ctrl-C ends it between two of them, and what was removed until then stays so.
+    Works block by block: Ctrl-C ends it between two blocks, and earlier removals stay.
 
     Args:
         store: the store's own folder.
         wall: the wall clock in nanoseconds.
-        watch: goes through the blocks, and may show how far it is.
+        watch: iterates over the blocks, and may show the progress.
 
     Raises:
         ConfigError: it has no good manifest.
-        TransferError: it cannot be read, or not be cleaned of what was found.
+        TransferError: it is unreadable, or damaged blocks cannot be removed.
     """
     if kept_file.is_file(store):
         return kept_file.verify(store, wall, watch)
@@ -110,7 +110,7 @@ def verify(
         skipped = opened.reasons()
         damaged = _damaged(opened, watch(rows))
         if opened.read_only:
-            # A writer reuses slots in the meantime: only damage that a second look shows is real.
+            # A writer may reuse slots meantime: only damage found twice is real.
             with closing(DiskStore.inspect(store)) as now:
                 again = [row for row in now.blocks(wall) if row[:2] in damaged]
                 persistent = now.reasons()
@@ -132,20 +132,20 @@ def verify(
 def clean(
     store: Path, wall: int, older_than: int | None = None, part: Part | None = None
 ) -> Cleaned:
-    """Give back what free slots and dead entries take, or the whole store.
+    """Free the space of free slots and dead entries, or remove the whole store.
 
-    Of a store of a group of layers also blocks without their block in the first group.
+    In a store of a later group of layers, also blocks without their block in the first group.
 
     Args:
         store: the store's own folder.
         wall: the wall clock in nanoseconds.
-        older_than: nanoseconds; remove the store if it has blocks and none was used within them, of
-            a model with several groups in none of their stores.
-        part: what the stores of the other groups of its model say of it.
+        older_than: nanoseconds. Removes the store if it has blocks and all are older. A model with
+            several groups needs old blocks in all its stores.
+        part: facts from the stores of all groups of its model.
 
     Raises:
         ConfigError: it has no good manifest.
-        TransferError: it cannot be read or written.
+        TransferError: it is unreadable or unwritable.
     """
     if not store.is_dir():
         return kept_file.clean(store, wall, older_than)
@@ -164,9 +164,9 @@ def clean(
             freed = max(0, before - opened.disk_bytes)
             return Cleaned(store, freed, removed=False, read_only=None)
         opened.sync()
-        if opened.read_only:  # it was moved: under its name there is another one, or none
+        if opened.read_only:  # it was moved, and its path has a new store or none
             return Cleaned(store, 0, removed=False, read_only=opened.refusal)
-        # Under its own name it is whole or not there; the lock is held until then.
+        # The rename is atomic, and the lock is held until then.
         gone = store.with_name(f"{store.name}.removed")
         try:
             store.rename(gone)
@@ -177,7 +177,7 @@ def clean(
 
 
 def _keep_only(store: DiskStore, keys: frozenset[bytes], wall: int) -> None:
-    """Free the slots of all blocks but those with these keys."""
+    """Free the slots of all blocks without one of these keys."""
     index = store.index(wall)
     kept = [row for row, key in zip(index, index.key, strict=True) if key.tobytes() in keys]
     if len(kept) < len(index):
@@ -185,10 +185,10 @@ def _keep_only(store: DiskStore, keys: frozenset[bytes], wall: int) -> None:
 
 
 def finish_removals(folder: Path) -> int:
-    """Remove what is left of stores whose removal was interrupted; returns the bytes freed.
+    """Finish interrupted removals of stores, and return the bytes freed.
 
     Raises:
-        TransferError: something of it cannot be removed.
+        TransferError: a leftover file cannot be removed.
     """
     if not folder.is_dir():
         return 0
@@ -197,7 +197,7 @@ def finish_removals(folder: Path) -> int:
 
 
 def _remove(path: Path) -> int:
-    """Remove a store that was renamed, its lock last; a folder without a lock is not one."""
+    """Remove a renamed store, its lock last. A folder without a lock is not a store."""
     files = sorted(path.iterdir(), key=lambda file: file.name == _LOCK)
     if files and files[-1].name != _LOCK:
         return 0
@@ -215,12 +215,12 @@ def _remove(path: Path) -> int:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether it is a folder and no link to one."""
+    """Return whether a path is a folder, not a link to a folder."""
     return path.is_dir() and not path.is_symlink()
 
 
 def _open(store: Path) -> DiskStore:
-    """A store as its writer, or read-only where that cannot be."""
+    """Open a store as its writer, or read-only if writing is refused."""
     seen = DiskStore.inspect(store)
     identity = hashlib.blake2b(seen.about.encode(), digest_size=32).digest()
     if (wanted := identity[:8].hex()) != store.name:
@@ -237,7 +237,7 @@ def _open(store: Path) -> DiskStore:
 
 
 def _refusal(store: Path) -> str | None:
-    """The reason why a store may not be written: another process does, or none may."""
+    """Return the reason for a read-only store: another writer, or no permission."""
     lock = store / _LOCK
     try:
         found = lock.lstat()
@@ -245,7 +245,7 @@ def _refusal(store: Path) -> str | None:
             return f"{lock} is no file of its own; without it the store is read-only"
         with open(lock, "rb", opener=kept_file.without_waiting) as file:
             try:
-                # Shared and for microseconds: a reader does not keep another one from reading.
+                # Shared and for microseconds: readers do not block each other.
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 who = file.read(_LINE).decode(errors="replace").strip()
@@ -256,7 +256,7 @@ def _refusal(store: Path) -> str | None:
 
 
 def _damaged(store: DiskStore, rows: Iterable[Row]) -> dict[tuple[int, bytes], str]:
-    """Slot and key of the blocks that cannot be proved, and why."""
+    """Return slot and key of the unverified blocks, with the reason."""
     memory = np.empty((store.layers, store.layer_bytes), dtype=np.uint8)
     damaged: dict[tuple[int, bytes], str] = {}
     for slot, key, lo, hi, *_ in rows:

@@ -1,4 +1,4 @@
-"""Found: the contents of a store and what is done to it, as `kvtrie disk` shows them."""
+"""Found: contents and changes of a store, for `kvtrie disk`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["Cleaned", "Finding", "Look", "Row", "Verified"]
 
 Row: TypeAlias = tuple[int, bytes, int, int, int, int, bool]
-"""A block: slot, key, first layer, one after the last, nanoseconds since its last use, uses, and
+"""A block: slot, key, first layer, last layer plus 1, nanoseconds since its last use, uses, and
 whether all blocks before it are there."""
 
 
@@ -20,11 +20,11 @@ class Look:
     """The contents of a store.
 
     Attributes:
-        store: its own folder; of a kept host tier, its file.
+        store: its own folder, or the file of a kept host tier.
         about: the meaning of its KV, as JSON.
-        slots: how many blocks it may hold.
+        slots: maximum number of blocks.
         bytes: the size of its files on the disk.
-        read_only: the reason why no other process may write now; None if one may.
+        read_only: the reason against a new writer now, or None.
         rows: its blocks.
     """
 
@@ -38,13 +38,13 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that could not be proved.
+    """A record that failed verification.
 
     Attributes:
-        slot: the block's slot; None for a part of the manifest that names no block.
-        key: the block's name; None as for the slot.
+        slot: the block's slot. None for a part of the manifest without a block.
+        key: the block's name, or None as for the slot.
         reason: the fault.
-        removed: whether it is gone now.
+        removed: whether it is removed now.
     """
 
     slot: int | None
@@ -55,13 +55,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A store after every byte of it was read.
+    """A store after a read of all its bytes.
 
     Attributes:
         store: its own folder.
-        blocks: how many blocks were read.
-        read_only: why nothing could be removed; None if it could.
-        findings: the records that could not be proved.
+        blocks: number of blocks read.
+        read_only: the reason against removals, or None.
+        findings: the records that failed verification.
     """
 
     store: Path
@@ -72,13 +72,13 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """A store after it was cleaned.
+    """A store after a cleaning.
 
     Attributes:
         store: its own folder.
         freed: bytes by which its files shrank.
-        removed: whether all of it is gone.
-        read_only: why it was left alone; None if it was not.
+        removed: whether the whole store is removed.
+        read_only: why it was left alone, or None.
     """
 
     store: Path

@@ -1,4 +1,4 @@
-"""`kvtrie fuse`: one question over passages, by full prefill, plain reuse and fusion."""
+"""`kvtrie fuse`: a question over passages, by full prefill, plain reuse and fusion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         metavar="FILE",
-        help="a text file for each passage, or one that is cut into passages",
+        help="a text file for each passage, or a single file to cut into passages",
     )
     parser.add_argument("--question", metavar="TEXT", help="the question about the files")
     parser.add_argument(
@@ -40,7 +40,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="cut files into passages of at most N tokens, at ends of sentences (default: 256 for "
-        "a single file; several files are a passage each)",
+        "a single file, while several files are a passage each)",
     )
     parser.add_argument(
         "--plot",
@@ -49,12 +49,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="draw tokens x layers (--demo: kvtrie-fuse.png)",
     )
     parser.add_argument("--answer-tokens", type=int, metavar="N", help="tokens of an answer")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--json", action="store_true", help="print a JSON document")
     parser.set_defaults(run=_run)
 
 
 def _choice_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add how the tokens to compute again are chosen, and measured."""
+    """Add the choice of the tokens to recompute, and its measurement."""
     parser.add_argument(
         "--select",
         metavar="WAY",
@@ -65,7 +65,7 @@ def _choice_arguments(parser: argparse.ArgumentParser) -> None:
         "--ratio",
         type=float,
         metavar="X",
-        help="share of the tokens to compute again (default: what --controller chooses, or 0.15)",
+        help="share of the tokens to compute again (default: by --controller, or 0.15)",
     )
     parser.add_argument(
         "--controller",
@@ -106,9 +106,9 @@ def _run(given: argparse.Namespace) -> int:
     chosen = {name: getattr(given, name) for name in names}
     if given.demo and given.plot is None:
         chosen["plot"] = Path("kvtrie-fuse.png")
-    # Settings that are not given keep their defaults.
+    # Settings without an argument keep their defaults.
     return fuse(FuseOptions(**{name: value for name, value in chosen.items() if value is not None}))
 
 
 COMMAND = ("a question over passages whose KV is known: reused, or fused", _arguments)
-"""Summary of the command, and the function that adds its arguments."""
+"""Summary of the command, and its function for arguments."""

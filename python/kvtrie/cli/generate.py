@@ -22,7 +22,7 @@ _MISSING = "jsonargparse is not installed; kvtrie generate needs: pip install 'k
 
 
 def run(words: Sequence[str]) -> int:
-    """Run `kvtrie generate` with these words."""
+    """Run `kvtrie generate` with its arguments."""
     given = _parsed(words)
     prompt = given.prompt
     if (prompt is None) == (given.prompt_file is None):
@@ -53,10 +53,10 @@ def run(words: Sequence[str]) -> int:
 
 
 def _sampling(given: Any) -> dict[str, Any]:  # noqa: ANN401 - a namespace
-    """Arguments of `generate` that say how tokens are drawn.
+    """Return the sampling arguments of `generate`.
 
     Raises:
-        ConfigError: a number that cannot be, or one that has no effect.
+        ConfigError: an invalid number, or a number without an effect.
     """
     from kvtrie.settings.argument import real, whole
 
@@ -100,7 +100,7 @@ def _parser() -> Any:  # noqa: ANN401 - a jsonargparse parser
     parser.add_argument("model", metavar="MODEL", type=str, help=MODEL)
     parser.add_argument("--config", action="config", help="a YAML file with these keys")
     add = parser.add_argument
-    add("--prompt", type=str | None, help="what to read")
+    add("--prompt", type=str | None, help="the prompt")
     add("--prompt_file", type=str | None, metavar="FILE", help="a text file to read instead")
     add("--max_new_tokens", type=int, default=50, help="most tokens of the answer")
     add("--precision", type=str | None, help="of weights and KV: 32-true, 16-true or bf16-true")
@@ -108,12 +108,12 @@ def _parser() -> Any:  # noqa: ANN401 - a jsonargparse parser
     add(
         "--temperature",
         type=float | None,
-        help="draw tokens at it; 0, or none, takes the likeliest",
+        help="draw tokens at this temperature. 0, or none, takes the likeliest",
     )
     add("--top_k", type=int | None, help="draw among this number of the likeliest tokens")
     add("--top_p", type=float | None, help="draw among the likeliest tokens of this share")
     add("--num_samples", type=int, default=1, help="answers, drawn independently")
-    add("--seed", type=int | None, help="of what is drawn")
+    add("--seed", type=int | None, help="seed of the drawn tokens")
     add("--yarn_rope", type=bool, default=True, help="scale RoPE beyond the trained length")
     add(
         "--attention_forward_temp_size_gb",
@@ -126,9 +126,9 @@ def _parser() -> Any:  # noqa: ANN401 - a jsonargparse parser
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    """Nothing: the words of this command have dotted keys and are read by `run`."""
+    """Add nothing: `run` parses the dotted keys of this command."""
     del parser
 
 
 COMMAND = (_SUMMARY, _arguments)
-"""Summary of the command, and the function that adds its arguments."""
+"""Summary of the command, and its function for arguments."""

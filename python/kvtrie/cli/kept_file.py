@@ -1,7 +1,7 @@
-"""Kept file: the memory of a kept host tier, as `kvtrie disk` looks at it and cleans it.
+"""Kept file: the memory of a kept host tier, for `kvtrie disk`.
 
-Invariant: a file that an engine has locked is only read. Cost: `look` reads the table; `verify`
-reads all bytes, with memory for one block.
+Invariant: a file locked by an engine is only read. Cost: `look` reads the table. `verify` reads all
+bytes, with memory for one block.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 __all__ = ["clean", "is_file", "is_kept", "kept_at", "look", "verify", "without_waiting"]
 
 _MAGIC = b"kvtrieK1"
-_OWNER = 128  # where the header has the writer's process
+_OWNER = 128  # offset of the writer's process in the header
 
 
 def is_file(path: Path) -> bool:
-    """Whether it is a file and no link to one."""
+    """Return whether a path is a file, not a link to a file."""
     return path.is_file() and not path.is_symlink()
 
 
 def is_kept(path: Path) -> bool:
-    """Whether it is the file of a kept host tier."""
+    """Return whether a path is the file of a kept host tier."""
     if not is_file(path):
         return False
     try:
@@ -56,7 +56,7 @@ def look(path: Path, wall: int) -> Look:
 
 
 def verify(path: Path, wall: int, watch: Callable[[Sequence[Row]], Iterable[Row]]) -> Verified:
-    """Prove every block, as the writer, or without removals while an engine has the file."""
+    """Verify every block, as the writer, or without removals while an engine has the file."""
     taken, _, _ = _take(path)
     with closing(taken or KeptFile.inspect(path)) as opened:
         why = _writer(path) if taken is None else None
@@ -69,7 +69,7 @@ def verify(path: Path, wall: int, watch: Callable[[Sequence[Row]], Iterable[Row]
             try:
                 _prove(opened, row)
             except TransferError as error:
-                # A writer uses slots again in the meantime: only what a second look shows is real.
+                # A writer may reuse slots meantime: only damage found twice is real.
                 if taken is None and _changed(path, row, wall):
                     continue
                 reason = str(error).removeprefix(f"slot {row[0]}: ")
@@ -78,10 +78,10 @@ def verify(path: Path, wall: int, watch: Callable[[Sequence[Row]], Iterable[Row]
 
 
 def _prove(file: KeptFile, row: Row) -> None:
-    """Read a block and prove it; that of a group of layers is in the pages of all groups.
+    """Read a block and verify it. A group of layers has its blocks in the pages of all groups.
 
     Raises:
-        TransferError: it is damaged.
+        TransferError: the block is damaged.
     """
     slot, key, *_ = row
     sizes = _sizes(file.about)
@@ -99,13 +99,13 @@ def _prove(file: KeptFile, row: Row) -> None:
             block = pages.read((hi - lo) * each)
     except OSError:
         block = b""
-    block = block.ljust((hi - lo) * each, b"\0")  # pages that were cut or are not there
+    block = block.ljust((hi - lo) * each, b"\0")  # pages may be cut or missing
     digests = np.frombuffer(layer_digests(block, hi - lo), np.uint8)
     file.prove(slot, key, digests.reshape(hi - lo, -1))
 
 
 def _sizes(about: str) -> tuple[int, int] | None:
-    """Bytes of a page and of a slot, of a table whose blocks are in pages."""
+    """Return the bytes of a page and of a slot, for a table with its blocks in pages."""
     try:
         fields: dict[str, Any] = dict(json.loads(about))
         return int(fields["page_bytes"]), int(fields["slot_bytes"])
@@ -114,7 +114,7 @@ def _sizes(about: str) -> tuple[int, int] | None:
 
 
 def _changed(path: Path, row: Row, wall: int) -> bool:
-    """Whether a slot no longer has the block of a row, or the block is good by now."""
+    """Return whether a slot no longer has the block of a row, or the block is good by now."""
     with closing(KeptFile.inspect(path)) as now:
         if row[:2] not in {other[:2] for other in now.blocks(wall)}:
             return True
@@ -126,12 +126,12 @@ def _changed(path: Path, row: Row, wall: int) -> bool:
 
 
 def clean(path: Path, wall: int, older_than: int | None) -> Cleaned:
-    """Remove the file if all blocks are older than `older_than`; no part can be given back.
+    """Remove the file if all its blocks are older than `older_than`. It cannot shrink.
 
-    The tables of the groups of a model go together, and their pages with them.
+    The tables of a model's groups are removed together, with their pages.
     """
     tables = _tables_with(path)
-    if not tables:  # gone with the table of another group
+    if not tables:  # removed with the table of another group
         return Cleaned(path, 0, removed=True, read_only=None)
     with ExitStack() as held:
         taken: list[KeptFile] = []
@@ -153,10 +153,10 @@ def clean(path: Path, wall: int, older_than: int | None) -> Cleaned:
 
 
 def _remove(path: Path, descriptor: int | None = None) -> int:
-    """Remove a file, if its path still leads to the one of a descriptor; returns its bytes.
+    """Remove a file and return its bytes, if its path still leads to a descriptor's file.
 
     Raises:
-        TransferError: it cannot be removed.
+        TransferError: the file cannot be removed.
     """
     try:
         found = path.lstat()
@@ -171,19 +171,19 @@ def _remove(path: Path, descriptor: int | None = None) -> int:
 
 
 def _pages(table: Path) -> Path:
-    """The pages of the table of a group."""
+    """Return the pages of the table of a group."""
     return table.with_name(f"{table.name.rpartition('-group')[0]}-pages")
 
 
 def _tables_with(path: Path) -> list[Path]:
-    """The tables of all groups of a model, of which a file is one; or that file."""
+    """Return the tables of all groups of a file's model, or the file alone."""
     base, named, _ = path.name.rpartition("-group")
     tables = kept_at(path.with_name(base)) if named else []
     return tables or ([path] if is_file(path) or not named else [])
 
 
 def kept_at(path: Path) -> list[Path]:
-    """The files that engines made of a path given as `keep`: of each rank, or of each group."""
+    """Return the files made by engines for a `keep` path: of each rank, or of each group."""
     part = re.compile(re.escape(path.name) + r"-(group)?\d+")
     if not path.parent.is_dir():
         return []
@@ -192,7 +192,7 @@ def kept_at(path: Path) -> list[Path]:
 
 
 def _take(path: Path) -> tuple[KeptFile | None, int | None, bool]:
-    """A kept file with its lock; None while another process has it."""
+    """Open a kept file with its lock, or return None while another process has the lock."""
     with closing(KeptFile.inspect(path)) as seen:
         return KeptFile.open(
             path,
@@ -206,7 +206,7 @@ def _take(path: Path) -> tuple[KeptFile | None, int | None, bool]:
 
 
 def _writer(path: Path) -> str | None:
-    """The process that has the lock of a kept file, in words."""
+    """Return a description of the process with the lock of a kept file."""
     try:
         with open(path, "rb", opener=without_waiting) as file:
             try:
@@ -220,5 +220,5 @@ def _writer(path: Path) -> str | None:
 
 
 def without_waiting(path: str, flags: int) -> int:
-    """A descriptor of no link, and of no pipe that waits for its other end."""
+    """Open a descriptor, but no link, and no pipe with a missing other end."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -1,6 +1,6 @@
-"""Say that `--lenient` left out more of a trace than a few bad lines.
+"""Warn if `--lenient` left out more than a few lines of a trace.
 
-Invariant: it is said on standard error before any figure is printed. Cost: none.
+Invariant: the warning precedes all figures, on standard error. Cost: none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _FAILED = 1
 
 
 def lenient_status(skipped: int, read: int) -> int:
-    """Return the exit status of a run that left out some lines: 1 for more than a tenth."""
+    """Return the exit status of a run with `--lenient`: 1 if it left out more than a tenth."""
     if skipped <= _MOST * (skipped + read):
         return 0
     sys.stderr.write(
@@ -26,5 +26,5 @@ def lenient_status(skipped: int, read: int) -> int:
 
 
 def status_of(figures: dict[str, Any]) -> int:
-    """Return the same for the figures of a simulation."""
+    """Return the exit status for the figures of a simulation."""
     return lenient_status(figures.get("skipped_lines", 0), figures.get("kept_lines", 0))

@@ -27,7 +27,7 @@ _SPLITS = ("train", "validation", "test", "all")
 
 
 def run(words: Sequence[str]) -> int:
-    """Run `kvtrie longcontext_eval` with these words."""
+    """Run `kvtrie longcontext_eval` with its arguments."""
     given = _parsed(words)
     from kvtrie.selective.settings import CacheSettings
     from kvtrie.settings.argument import word
@@ -75,10 +75,10 @@ def run(words: Sequence[str]) -> int:
 
 
 def _chosen(data: DataModule, split: str | None) -> tuple[str, list[int]]:
-    """Name of the split, and the places of its cases.
+    """Return the name of the split, and the places of its cases.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: the split has no cases.
     """
     parts = {"train": data.train, "validation": data.validation, "test": data.test}
     if split is None:
@@ -95,7 +95,7 @@ def _chosen(data: DataModule, split: str | None) -> tuple[str, list[int]]:
 
 
 def _parsed(words: Sequence[str]) -> Any:  # noqa: ANN401 - a jsonargparse namespace
-    """Return the settings in the words; others are those of the run that MODEL names."""
+    """Return the settings in the arguments. Defaults are the settings of the run in MODEL."""
     for each in words:
         if (Path(each) / "run.json").is_file():
             from kvtrie.train.saved import Saved
@@ -111,19 +111,18 @@ def _parser(about: About | None) -> Any:  # noqa: ANN401 - a jsonargparse parser
     parser = make_parser(_NAME, _SUMMARY)
     parser.add_argument("model", metavar="MODEL", type=str, help=MODEL)
     add = parser.add_argument
-    add("--head_model", type=str | None, help="from outputs to the loss; a run's own by default")
+    add("--head_model", type=str | None, help="from outputs to the loss, by default the run's own")
     add("--precision", type=str | None, help="of weights and KV: 32-true, 16-true or bf16-true")
     add("--device", type=str | None, help=DEVICE)
     add(
         "--split",
         type=str | None,
-        help="train, validation, test or all; by default test, or validation where there is no "
-        "test set",
+        help="train, validation, test or all, by default test, or validation without a test set",
     )
-    add("--micro_batch_size", type=int, default=4, help="sequences of one pass")
+    add("--micro_batch_size", type=int, default=4, help="sequences of a pass")
     add("--max_iters", type=int | None, help="most passes")
     add("--yarn_rope", type=bool, default=True, help="scale RoPE beyond the trained length")
-    add("--json", action="store_true", help="one line of JSON")
+    add("--json", action="store_true", help="print a line of JSON")
     add_cache(parser)
     try:
         add_data(parser, None if about is None else about.data)
@@ -138,9 +137,9 @@ def _parser(about: About | None) -> Any:  # noqa: ANN401 - a jsonargparse parser
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    """Nothing: the words of this command have dotted keys and are read by `run`."""
+    """Add nothing: `run` parses the dotted keys of this command."""
     del parser
 
 
 COMMAND = (_SUMMARY, _arguments)
-"""Summary of the command, and the function that adds its arguments."""
+"""Summary of the command, and its function for arguments."""

@@ -1,6 +1,7 @@
-"""MODEL on the command line: one function that finds a model by what was written.
+"""MODEL on the command line: finds a model by its name or path.
 
-Invariant: `tiny` and `smollm2` need no network; a folder is read as it is. Cost: loading the model.
+Invariant: `tiny` and `smollm2` need no network, and a folder is read unchanged. Cost: loading the
+model.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ DEVICE = "where the model runs, such as cpu, cuda:1 or 1; the first accelerator 
 
 
 def device(given: str | None) -> str:
-    """Return the device that is named, or else the first accelerator, or else the CPU.
+    """Return the named device, or else the first accelerator, or else the CPU.
 
     Raises:
         ConfigError: there is no such device.
@@ -39,12 +40,12 @@ def device(given: str | None) -> str:
 
 
 def resolve(name: str) -> Speaker:
-    """The model and tokenizer of a name on the Hub or a folder; `smollm2` and `tiny` as well.
+    """Return model and tokenizer for a name on the Hub, a folder, `smollm2` or `tiny`.
 
-    The folder of a fine-tuning run is the model as the run left it.
+    The folder of a fine-tuning run gives the fine-tuned model.
 
     Raises:
-        ConfigError: there is none, or an extra is missing.
+        ConfigError: an unknown model, or a missing extra.
     """
     try:
         from rich.console import Console
@@ -55,7 +56,7 @@ def resolve(name: str) -> Speaker:
             f"{error.name} is not installed; models need: pip install 'kvtrie[hf,cli]'"
         ) from error
     if name == "tiny":
-        return tiny(heads=4)  # of 16 numbers each, the fewest that are quantised
+        return tiny(heads=4)  # of 16 numbers each, the smallest quantised size
     if name == "smollm2":
         return smollm(Console(stderr=True))
     if (Path(name) / "run.json").is_file():

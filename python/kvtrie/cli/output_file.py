@@ -1,4 +1,4 @@
-"""Output files as arguments: a path that cannot be written to is refused before the work begins."""
+"""Output files as arguments: refuses an unwritable path before the work begins."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["output_file"]
 
 
 def output_file(text: str) -> Path:
-    """The path of an option that names a file to write.
+    """Return the path of an output file's option.
 
     Raises:
-        KvtrieError: a folder, a socket or a block device; no folder for a new file.
+        KvtrieError: a folder, a socket or a block device, or no folder for a new file.
     """
     path = Path(text)
     try:
         check_output(path)
     except ConfigError as error:
-        # A `ConfigError` is a `ValueError`, which argparse reports in its own words.
+        # A `ConfigError` is a `ValueError`, and argparse would replace its message.
         raise KvtrieError(str(error)) from error
     return path

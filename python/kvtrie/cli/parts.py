@@ -1,7 +1,8 @@
-"""Parts: the stores of the groups of layers of one model, which `kvtrie disk gc` takes together.
+"""Parts: the stores of all groups of layers of a model, for a joint `kvtrie disk gc`.
 
-A window or a state serves no resume point without the block of the first group, and a store is in
-use as long as one of its model's is. Invariant: nothing changes. Cost: the manifests of all stores.
+A window or a state without its block in the first group serves no resume point, and a store is in
+use while any store of its model is. Invariant: stores are only read. Cost: the manifests of all
+stores.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ __all__ = ["Part", "parts"]
 
 
 class Part(NamedTuple):
-    """What the stores of the other groups of its model say of a store.
+    """Facts about a store from the stores of all groups of its model.
 
     Attributes:
-        age: nanoseconds since the last use of a block in any of them; None without a block.
-        keys: content keys of the first group's blocks; None for that group's own store.
+        age: nanoseconds since the last use of a block in any of them. None without a block.
+        keys: content keys of the first group's blocks. None for the first group's own store.
     """
 
     age: int | None
@@ -36,9 +37,9 @@ class Part(NamedTuple):
 
 
 def parts(found: Iterable[Path], wall: int) -> dict[Path, Part]:
-    """The stores of groups of layers, with ages as of `wall`, in nanoseconds.
+    """Return the stores of groups of layers, with ages as of `wall`, in nanoseconds.
 
-    Without a readable store of the first group nothing is concluded from the others.
+    A model without a readable store of its first group is left out.
     """
     models: dict[str, dict[int, tuple[Path, list[Row]]]] = {}
     for store in found:
@@ -62,11 +63,11 @@ def parts(found: Iterable[Path], wall: int) -> dict[Path, Part]:
 
 
 def _model(about: str) -> tuple[str, int | None]:
-    """The meaning of the stores of all groups of a model, and the group of this one, if any."""
+    """Return the common description of a model's stores, and the group of this store, if any."""
     try:
         fields: dict[str, Any] = dict(json.loads(about))
     except (TypeError, ValueError, RecursionError):
         return about, None
     group = fields.pop("group", None)
-    fields.pop("layout", None)  # that of its own rows
+    fields.pop("layout", None)  # the layout of the store's own rows
     return json.dumps(fields, sort_keys=True), group if isinstance(group, int) else None

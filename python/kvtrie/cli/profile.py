@@ -1,4 +1,4 @@
-"""`kvtrie profile`: measures this machine and writes what managers, lanes and simulators take."""
+"""`kvtrie profile`: measures this machine for managers, lanes and simulators."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         default="demo",
         metavar="MODEL",
-        help="whose passes are timed: demo, tiny, none, or the folder of a causal language model",
+        help="model to time: demo, tiny, none, or the folder of a causal language model",
     )
     parser.add_argument(
         "--server",
@@ -56,7 +56,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file to write it to",
     )
-    parser.add_argument("--json", action="store_true", help="print the same as one JSON document")
+    parser.add_argument("--json", action="store_true", help="print the same as a JSON document")
     parser.set_defaults(run=_run)
 
 
@@ -75,7 +75,7 @@ def _run(given: argparse.Namespace) -> int:
         raise ConfigError(
             f"{error.name} is not installed; profiling needs: pip install 'kvtrie[hf,cli]'"
         ) from error
-    assert timed_copies  # noqa: S101 - imported to say early what is missing
+    assert timed_copies  # noqa: S101 - imported to report a missing package early
     with Progress(console=Console(stderr=True), disable=given.json, transient=True) as bar:
         task = bar.add_task("Profiling", total=None)
 
@@ -94,7 +94,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def measure(given: argparse.Namespace, on_step: Callable[[str], None]) -> dict[str, Any]:
-    """Everything that was asked for, as the file has it."""
+    """Return all requested measurements, in the structure of the file."""
     from kvtrie.engines.transformers.timed_passes import time_device
     from kvtrie.model.shape import ModelShape
     from kvtrie.settings.tier import Tier
@@ -140,7 +140,7 @@ def measure(given: argparse.Namespace, on_step: Callable[[str], None]) -> dict[s
 def _loaded(
     given: argparse.Namespace, on_step: Callable[[str], None]
 ) -> tuple[ModelShape, dict[str, Any]]:
-    """The shape of a model in this process, and the times of its passes."""
+    """Return the shape of a model in this process, and the times of its passes."""
     from rich.console import Console
 
     from kvtrie.engines.transformers.timed_passes import time_prefill
@@ -156,7 +156,7 @@ def _loaded(
     timings = time_prefill(model, given.block_tokens, contexts, repeats=given.repeats)
     for context, timing in timings:
         on_step(f"Prefill behind {2 * context or given.block_tokens} tokens")
-        # Longer contexts cost no less: what falls is noise.
+        # Longer contexts cost no less: a decrease is noise.
         rows.append([context, max(timing.median, rows[-1][1] if rows else 0.0)])
         spreads.append(round(timing.spread / timing.median, 4))
     table = [[int(at), round(ns / rows[0][1], 6)] for at, ns in rows]
@@ -170,7 +170,7 @@ def _loaded(
 def _served(
     given: argparse.Namespace, on_step: Callable[[str], None]
 ) -> tuple[str, dict[str, Any]]:
-    """The name of a served model, and the times of its engine's steps."""
+    """Return the name of a served model, and the times of its engine's steps."""
     from kvtrie.sim.completions import Server
     from kvtrie.sim.server_profile import profile_server
 
@@ -185,7 +185,7 @@ def _served(
 
 
 def _remote(given: str | None, on_step: Callable[[str], None]) -> dict[str, dict[str, float]]:
-    """The lanes of a shared store; none without a URL."""
+    """Return the lanes of a shared store, none without a URL."""
     from kvtrie.tiers.remote.check import check_store
     from kvtrie.tiers.remote.url import RemoteUrl
 
@@ -203,7 +203,7 @@ def _remote(given: str | None, on_step: Callable[[str], None]) -> dict[str, dict
 
 
 def _model(name: str, console: Console) -> Any:  # noqa: ANN401 - a transformers model
-    """The model of that name, or of that folder."""
+    """Return the model by name or folder."""
     from kvtrie.demo.model import from_folder, smollm, tiny
 
     if name in {"tiny", "demo"}:
@@ -217,7 +217,7 @@ def _passes(
     repeats: int,
     on_step: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Passes of one token up to a quarter of the longest context, without and after half of it."""
+    """Time passes of 1 token to a quarter of the longest context, after none and half of it."""
     from kvtrie.engines.transformers.timed_passes import time_passes
     from kvtrie.fuse.passes import PassTable
 
@@ -238,7 +238,7 @@ def _decodes(
     repeats: int,
     on_step: Callable[[str], None],
 ) -> dict[str, Any]:
-    """A token each of up to eight requests, without and after half of the longest context."""
+    """Time a token each of up to eight requests, after none and half of the longest context."""
     from kvtrie.engines.transformers.timed_passes import time_decodes
     from kvtrie.fuse.passes import PassTable
 
@@ -253,7 +253,7 @@ def _decodes(
 def profile_text(measured: dict[str, Any]) -> str:
     """Return a profile as TOML.
 
-    Plain values first, then a table for each dictionary; strings and numbers read as in JSON.
+    Plain values first, then a table for each dictionary. Strings and numbers are as in JSON.
     """
     text = ""
     tables: list[tuple[str, Any]] = []
@@ -271,4 +271,4 @@ def profile_text(measured: dict[str, Any]) -> str:
 
 
 COMMAND = ("measure this machine: prefill over context, and every lane's speed", _arguments)
-"""The help text of the command, and the function that adds its arguments."""
+"""Help text of the command, and its function for arguments."""

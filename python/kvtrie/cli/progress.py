@@ -1,7 +1,7 @@
-"""Progress: a bar on the terminal while something long is gone through.
+"""Progress: a bar on the terminal during a long iteration.
 
-Invariant: nothing is drawn without a terminal or without rich; standard output stays the
-command's. Cost: a few redraws per second.
+Invariant: nothing is drawn without a terminal or without rich. Standard output is left to the
+command. Cost: a few redraws per second.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _Item = TypeVar("_Item")
 def watched(
     items: Iterable[_Item], what: str, *, quiet: bool = False, total: float | None = None
 ) -> Iterable[_Item]:
-    """The items, with a bar and the time left while they are gone through.
+    """Return the items, with a bar and the time left during their iteration.
 
     Args:
-        items: the items to go through.
+        items: the items.
         what: the text before the bar.
-        quiet: draw none.
-        total: about how many they are, where they have no length.
+        quiet: draw no bar.
+        total: approximate number of items without a length.
     """
     if quiet or not sys.stderr.isatty():
         return items
@@ -48,7 +48,7 @@ def watched(
 
 @contextmanager
 def counting(what: str) -> Generator[Callable[[], object]]:
-    """Yield a function to call for each finished item; the number of items is not known.
+    """Yield a function to call for each finished item, for an unknown number of items.
 
     Args:
         what: the text before the count.
@@ -71,7 +71,7 @@ def counting(what: str) -> Generator[Callable[[], object]]:
 def lines_in(path: Path) -> int | None:
     """Count the lines of a file by reading it once.
 
-    None for a compressed file, and without a terminal to draw for.
+    None for a compressed file, and without a terminal.
     """
     if not sys.stderr.isatty():
         return None

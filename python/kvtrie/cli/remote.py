@@ -1,4 +1,4 @@
-"""`kvtrie remote check` and `gc`: the arguments, and what is found as text or JSON."""
+"""`kvtrie remote check` and `gc`: the arguments, and the results as text or JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMAND"]
 
-_BLOCKS = 100_000  # of a simulated store, to be changed
+_BLOCKS = 100_000  # of a simulated store, for the user to change
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,18 +28,18 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     summary = "remove expired blocks and stale staging files of a folder:"
     gc = actions.add_parser("gc", help=summary, description=summary)
     gc.add_argument("url", metavar="URL", help="folder:/path?ttl=SECONDS, as the tier has it")
-    gc.add_argument("--json", action="store_true", help="print one JSON document")
+    gc.add_argument("--json", action="store_true", help="print a JSON document")
     gc.set_defaults(run=_gc)
     summary = "try each operation of a store, and time it next to a plain client"
     check = actions.add_parser("check", help=summary, description=summary)
     check.add_argument("url", metavar="URL", help="the store, as the tier has it")
-    check.add_argument("--json", action="store_true", help="print one JSON document")
+    check.add_argument("--json", action="store_true", help="print a JSON document")
     check.add_argument(
         "--out",
         type=output_file,
         default=Path("kvtrie-remote.toml"),
         metavar="FILE",
-        help="file for the lanes, which `kvtrie sim` reads: lanes = {path=FILE}",
+        help="file for the lanes, for `kvtrie sim`: lanes = {path=FILE}",
     )
     check.set_defaults(run=_check)
 
@@ -86,7 +86,7 @@ def _text(report: Report) -> str:
 
 
 def _simulated(lanes: Path) -> str:
-    """The settings with which `kvtrie sim` has this store."""
+    """Return the settings for this store in `kvtrie sim`."""
     from kvtrie.sim.config.document import toml_of
 
     tables = {"lanes": {"path": str(lanes)}, "remote": {"shared": True, "blocks": _BLOCKS}}
@@ -119,4 +119,4 @@ def _gc(given: argparse.Namespace) -> int:
 
 
 COMMAND = ("look after a shared store", _arguments)
-"""The help text of the command, and the function that adds its arguments."""
+"""Help text of the command, and its function for arguments."""

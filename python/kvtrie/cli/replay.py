@@ -51,7 +51,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--objective",
         choices=("cost", "balanced", "hits"),
         default="cost",
-        help="the quantity that policies by value save (default: %(default)s)",
+        help="the quantity saved by policies with values (default: %(default)s)",
     )
     parser.add_argument(
         "--rooms",
@@ -73,14 +73,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="print the last N evictions, with what ranked them",
+        help="print the last N evictions, with their ranks' terms",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--json", action="store_true", help="print a JSON document")
     parser.set_defaults(run=_run)
 
 
 def add_trace(parser: argparse.ArgumentParser) -> None:
-    """The arguments that say which trace is read, and how."""
+    """Add the arguments of a trace and its format."""
     parser.add_argument(
         "trace",
         type=Path,
@@ -100,12 +100,12 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
         help="of timestamp in a Mooncake trace: s, ms, us or ns (default: by its first value)",
     )
     parser.add_argument(
-        "--lenient", action="store_true", help="leave out lines that cannot be, and count them"
+        "--lenient", action="store_true", help="leave out invalid lines, and count them"
     )
 
 
 def source_of(given: argparse.Namespace) -> TraceSource:
-    """The trace that these arguments name.
+    """Return the trace named by these arguments.
 
     Raises:
         ConfigError: an unknown format or unit.
@@ -120,12 +120,12 @@ def source_of(given: argparse.Namespace) -> TraceSource:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """The arguments that say whose KV is kept, and what of it."""
+    """Add the arguments of the model and of its groups and resume points."""
     parser.add_argument(
         "--model",
         metavar="NAME",
         help="gemma-3-27b, gpt-oss-120b, qwen3-next-80b or llama-3.1-8b, in bfloat16: the room of "
-        "a tier may be bytes then, as gpu=32GiB, and groups of layers keep only what they need",
+        "a tier may be bytes then, as gpu=32GiB, and groups of layers keep only needed blocks",
     )
     parser.add_argument(
         "--groups",
@@ -137,19 +137,19 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "--points",
         type=int,
         metavar="N",
-        help="resume points: below the tokens of a block how many are kept of a path (default: 1), "
-        "otherwise one every N tokens",
+        help="resume points: a number below the tokens of a block is a number per path (default: "
+        "1), otherwise a point every N tokens",
     )
 
 
 def add_tiers(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """The arguments that say through what a trace is played."""
+    """Add the arguments of tiers and policies for a replay."""
     parser.add_argument(
         "--tier",
         action="append",
         type=_tier,
         metavar="KIND=BLOCKS",
-        help="a tier and its room in blocks, or with a model in bytes as 32GiB, fastest first; up "
+        help="a tier and its room in blocks, or with a model in bytes as 32GiB, fastest first, up "
         "to four times (default: gpu=5859)",
     )
     more = "; several, with commas, are compared with lru over --rooms" if several else ""
@@ -157,7 +157,7 @@ def add_tiers(parser: argparse.ArgumentParser, *, several: bool = False) -> None
         "--policy",
         default=DEFAULT_POLICY,
         metavar="NAME",
-        help=f"the policy that chooses victims (default: %(default)s){more}",
+        help=f"the eviction policy (default: %(default)s){more}",
     )
     parser.add_argument(
         "--structure",
@@ -176,13 +176,12 @@ def add_tiers(parser: argparse.ArgumentParser, *, several: bool = False) -> None
         "--load",
         choices=("all", "plan"),
         default="all",
-        help="load all that lower tiers hold, or compute again what is sooner computed "
-        "(default: %(default)s)",
+        help="load all blocks of lower tiers, or compute blocks if sooner (default: %(default)s)",
     )
 
 
 def _tier(text: str) -> Tier:
-    """A tier from `KIND=BLOCKS` or `KIND=BYTES`, bytes with a unit."""
+    """Return a tier from `KIND=BLOCKS` or `KIND=BYTES`, bytes with a unit."""
     kind, _, room = text.partition("=")
     try:
         if room[-1:].isalpha():
@@ -195,7 +194,7 @@ def _tier(text: str) -> Tier:
 
 
 def _rooms(text: str) -> list[int]:
-    """Rooms from numbers with commas."""
+    """Return rooms from numbers with commas."""
     try:
         rooms = sorted({int(room) for room in text.split(",")})
     except ValueError as error:
@@ -221,7 +220,7 @@ def _run(given: argparse.Namespace) -> int:
     for name in ("rooms", "plot"):
         if getattr(given, name) is not None and not several:
             raise ConfigError(f"--{name} goes with several policies, as --policy learned,retention")
-    # A report names some of all, and ends are known from all.
+    # A report shows some of all requests, and ends are known only after all requests.
     whole = given.save is not None or several or given.ends
     requests = list(stream) if whole else stream
     if given.ends and all(request.session is None for request in requests):
@@ -267,7 +266,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _save(path: Path, manager: BlockManager, title: str, requests: Sequence[TraceRequest]) -> None:
-    """Write a report whose map has some of the requests, the last one among them."""
+    """Write a report with some of the requests on its map, the last request included."""
     from kvtrie.demo.report import capture, write_report
 
     step = max(1, len(requests) // _ON_THE_MAP)
@@ -279,10 +278,10 @@ def _save(path: Path, manager: BlockManager, title: str, requests: Sequence[Trac
 def model_of(
     given: argparse.Namespace, tiers: Sequence[Tier], block_tokens: int
 ) -> tuple[ModelShape, ResumePoints | None]:
-    """The shape of the model, and which borders stay resumable.
+    """Return the shape of the model, and its resumable borders.
 
     Raises:
-        ConfigError: an unknown name, bytes without a model, or points that cannot be.
+        ConfigError: an unknown name, bytes without a model, or invalid points.
     """
     from kvtrie.settings.resume import ResumePoints
     from kvtrie.sim.models import model_named, without_groups
@@ -329,12 +328,12 @@ def _json(settings: dict[str, Any], played: Replayed, last: list[Eviction] | Non
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON knows no infinity: a block that was used just now has no value there."""
+    """Replace infinity by None for JSON: a block used just now has no finite value."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def _evictions(manager: BlockManager, last: list[Eviction]) -> str:
-    """The log as a table, a line per eviction."""
+    """Return the log as a table, a line per eviction."""
     if not last:
         return ""
     heads = ("block", "position", "tier", "reason", "cause", "uses", "idle s", "cost", "value")
@@ -367,7 +366,7 @@ def _text(title: str, played: Replayed) -> str:
 
 
 def _grouped(played: Replayed) -> str:
-    """Bytes by group of layers."""
+    """Return the bytes by group of layers as text."""
     if not played.groups:
         return ""
     text = f"\n{'group':12}{'layers':>8}{'slot MiB':>12}{'held MiB':>12}{'released MiB':>14}\n"
@@ -379,7 +378,7 @@ def _grouped(played: Replayed) -> str:
 
 
 def _lost(played: Replayed) -> str:
-    """Misses by cause, and hits by turn."""
+    """Return misses by cause, and hits by turn, as text."""
     new = played.blocks - played.hits - played.evicted - (played.diverged or 0)
     diverged = "" if played.diverged is None else f"{played.diverged} where a session's prompt "
     diverged += "" if played.diverged is None else "had changed, "
@@ -397,4 +396,4 @@ def _lost(played: Replayed) -> str:
 
 
 COMMAND = ("play a trace of block hashes through a manager, without bytes", _arguments)
-"""The help text of the command, and the function that adds its arguments."""
+"""Help text of the command, and its function for arguments."""

@@ -22,10 +22,10 @@ __all__ = ["compare"]
 def compare(
     given: argparse.Namespace, requests: list[TraceRequest], settings: dict[str, Any]
 ) -> None:
-    """Play the policies and print what they save; `lru` and a plan with knowledge are baselines.
+    """Play the policies and print their savings, with `lru` and an offline plan as baselines.
 
     Raises:
-        ConfigError: an argument that does not go with several policies, or as `over_rooms`.
+        ConfigError: an argument unsuitable for several policies, or as `over_rooms`.
     """
     from kvtrie.sim.rooms import over_rooms, usual_rooms
 
@@ -64,7 +64,7 @@ def _check(given: argparse.Namespace) -> None:
 
 
 def _text(name: str, found: list[RoomFigures]) -> str:
-    """A row per policy and a column per room."""
+    """Return a row per policy and a column per room."""
     rooms = sorted({one.room for one in found})
     text = f"{name}: cost saved / blocks found, per cent\n\n"
     text += f"{'policy':16}" + "".join(f"{f'{room} blocks':>18}" for room in rooms) + "\n"

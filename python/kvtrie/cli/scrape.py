@@ -1,7 +1,7 @@
-"""A scrape: the counters of managers at one moment, as Prometheus sees them.
+"""A scrape: the counters of managers at a moment, in Prometheus' form.
 
-Invariant: of a manager in this process or one at an address, a scrape reads the
-same. Cost: one pass over the samples.
+Invariant: a manager in this process and a manager at an address give the same scrape. Cost: a pass
+over the samples.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Scrape", "quantile"]
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """Samples of one moment.
+    """Samples of a moment.
 
     Attributes:
         samples: per name, all samples with their labels.
@@ -29,7 +29,7 @@ class Scrape:
 
     @classmethod
     def of(cls, families: Iterable[Metric]) -> Scrape:
-        """The samples of these families whose names begin with `kvtrie_`."""
+        """Return the samples with names that begin with `kvtrie_`."""
         samples: dict[str, list[tuple[dict[str, str], float]]] = {}
         for family in families:
             for sample in family.samples:
@@ -38,7 +38,7 @@ class Scrape:
         return cls(samples)
 
     def value(self, name: str, labels: dict[str, str]) -> float:
-        """The sum of all samples that have these labels."""
+        """Return the sum of all samples with these labels."""
         return sum(
             value for has, value in self.samples.get(name, ()) if labels.items() <= has.items()
         )
@@ -49,15 +49,14 @@ class Scrape:
         return {float(has["le"]): value for has, value in found if labels.items() <= has.items()}
 
     def tiers(self) -> list[dict[str, str]]:
-        """The labels of every tier, machine by machine."""
+        """Return the labels of every tier, machine by machine."""
         return [has for has, _ in self.samples.get("kvtrie_slots", ())]
 
 
 def quantile(share: float, now: dict[float, float], before: dict[float, float]) -> float | None:
-    """The time that a share of those counted since `before` did not exceed, in seconds.
+    """Return the time not exceeded by a share of the times since `before`, in seconds.
 
-    Between two bounds times are taken to be spread evenly, as Prometheus does. None if nothing was
-    counted.
+    Times between two bounds are assumed to be spread evenly, as in Prometheus. None without times.
     """
     counts = [(bound, now[bound] - before.get(bound, 0.0)) for bound in sorted(now)]
     if not counts or counts[-1][1] <= 0:

@@ -1,6 +1,6 @@
 """The screen of `kvtrie top`: a view as a table, a row per tier.
 
-Invariant: what is not known is shown as a dash, never as a number. Cost: one table per refresh.
+Invariant: an unknown value is shown as a dash, never as a number. Cost: a table per refresh.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _WIDE = {
     "ever",
     "read/s",
     "written/s",
-}  # left out where there is no room
+}  # columns left out on a narrow terminal
 
 
 def draw(view: View, title: str, width: int) -> Group:
-    """The whole screen, for a terminal of `width` columns."""
+    """Return the whole screen, for a terminal of `width` columns."""
     several = len(view.machines) > 1
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
     rows = [_row(tier, several=several) for tier in view.tiers]
@@ -56,7 +56,7 @@ def draw(view: View, title: str, width: int) -> Group:
 
 
 def save_picture(path: Path, view: View, title: str) -> None:
-    """Write the screen as SVG, without fonts from elsewhere."""
+    """Write the screen as SVG, without external fonts."""
     console = Console(record=True, width=_WIDTH, file=io.StringIO(), force_terminal=True)
     console.print(draw(view, title, _WIDTH))
     picture = console.export_svg(title="kvtrie top", unique_id="kvtrie-top")
@@ -82,7 +82,7 @@ def _lines(machine: MachineView) -> list[Text]:
 
 
 def _groups(tier: TierView, *, several: bool) -> Text:
-    """Slots of each group of layers on a tier."""
+    """Return the slots of each group of layers on a tier as text."""
     counts = ", ".join(
         f"group {number}: {held:,} held, {released:,} released"
         for number, (held, released) in enumerate(tier.groups)
@@ -130,7 +130,7 @@ def _time(seconds: float | None) -> str:
 
 
 def _short(value: float) -> str:
-    """Three figures, where there are as many."""
+    """Return a value with one decimal below 100, and with none from 100 on."""
     return f"{value:.0f}" if value >= _NO_TENTHS else f"{value:.1f}"
 
 

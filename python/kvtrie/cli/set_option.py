@@ -1,6 +1,6 @@
-"""`--set NAME=VALUE`: settings of an engine by name, read by the types that the settings declare.
+"""`--set NAME=VALUE`: settings of an engine by name, parsed by their declared types.
 
-Invariant: a name is one of those that are listed, and is given once. Cost: none.
+Invariant: each name is a listed name, and is given once. Cost: none.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _FLAGS = {"true": True, "false": False}
 
 
 def types_of(names: Iterable[str], *kinds: type) -> dict[str, Any]:
-    """Return the declared type of each name: that of the first class that has it.
+    """Return the declared type of each name, from the first class with this name.
 
-    A name that none has, as the format of a tier, is a text.
+    A name without a class, for example the format of a tier, is a text.
     """
     hints: dict[str, Any] = {}
     for kind in reversed(kinds):
@@ -32,15 +32,14 @@ def types_of(names: Iterable[str], *kinds: type) -> dict[str, Any]:
 
 
 def set_values(stated: Sequence[str], types: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of `NAME=VALUE`s.
+    """Return the values of arguments `NAME=VALUE`.
 
     Args:
-        stated: the words.
-        types: the type of each name that is allowed.
+        stated: the arguments.
+        types: the type of each allowed name.
 
     Raises:
-        ConfigError: no `NAME=VALUE`, a name that is unknown or given twice, a value of another
-            type.
+        ConfigError: no `NAME=VALUE`, an unknown or repeated name, or a value of another type.
     """
     found: dict[str, Any] = {}
     for one in stated:

@@ -23,12 +23,12 @@ def _common(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="written by `kvtrie demo --save` or `kvtrie replay --save`",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--json", action="store_true", help="print a JSON document")
 
 
 def _map_arguments(parser: argparse.ArgumentParser) -> None:
     _common(parser)
-    parser.add_argument("--session", metavar="NAME", help="one session, block by block")
+    parser.add_argument("--session", metavar="NAME", help="a session, block by block")
     parser.add_argument(
         "--out",
         type=output_file,
@@ -86,6 +86,6 @@ def _stats(given: argparse.Namespace) -> int:
 
 
 MAP = ("draw which layers of which session were on which tier, from a report", _map_arguments)
-"""The help text of the command, and the function that adds its arguments."""
+"""Help text of the command, and its function for arguments."""
 STATS = ("print what each tier held and did, from a report", _stats_arguments)
-"""The help text of the command, and the function that adds its arguments."""
+"""Help text of the command, and its function for arguments."""

@@ -1,6 +1,6 @@
-"""`kvtrie top`: a live table of managers: of a replay in this process, or of an engine.
+"""`kvtrie top`: a live table of managers, for a replay in this process or a running engine.
 
-Invariant: it only looks; both sources are read through the same metrics. Cost: some milliseconds
+Invariant: it only reads, and reads both sources through the same metrics. Cost: some milliseconds
 per refresh.
 """
 
@@ -41,12 +41,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "url",
         nargs="?",
         metavar="URL",
-        help="address at which an engine exports its metrics to Prometheus",
+        help="address of an engine's metrics for Prometheus",
     )
     parser.add_argument(
         "--replay",
         metavar="TRACE",
-        help="play a trace instead, as `kvtrie replay` does: a file, or a made-up one: chats, "
+        help="play a trace instead, as `kvtrie replay` does: a file, or a synthetic trace: chats, "
         "agents, shared or flood",
     )
     add_tiers(parser)
@@ -65,7 +65,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="time between two looks (default: %(default)s)",
     )
     parser.add_argument("--for", type=_positive, dest="length", metavar="SECONDS", help="end then")
-    parser.add_argument("--json", action="store_true", help="print one JSON line per refresh")
+    parser.add_argument("--json", action="store_true", help="print a JSON line per refresh")
     parser.add_argument(
         "--svg", type=output_file, metavar="FILE", help="save the last screen as SVG"
     )
@@ -109,7 +109,7 @@ def _printed(view: View) -> None:
 
 
 class _Shown:
-    """The screen, or the lines that are printed instead."""
+    """The screen, or the lines printed instead."""
 
     def __init__(self, put: Callable[[View], None] | None, before: Scrape, title: str) -> None:
         self.view: View | None = None
@@ -130,7 +130,7 @@ class _Shown:
                 self._live.console.line()
 
     def show(self, scrape: Scrape) -> None:
-        """Show what happened since the last call."""
+        """Show the events since the last call."""
         from kvtrie.cli.view import View
 
         self.view = View.between(self._before, scrape)
@@ -145,13 +145,13 @@ class _Shown:
 
 
 class Pace:
-    """Hands requests on at a given speed, and looks at what they do from time to time.
+    """Passes requests on at a given speed, with regular calls of `look`.
 
     Args:
         look: called every `refresh` seconds.
-        refresh: seconds between two looks.
-        speed: seconds of the trace per second; None waits for nothing.
-        length: seconds after which no request is handed on; None goes to the end.
+        refresh: seconds between two calls.
+        speed: seconds of the trace per second. None never waits.
+        length: seconds after which no request is passed on. None passes on all requests.
         clock: seconds.
         sleep: waits a number of seconds.
     """
@@ -170,7 +170,7 @@ class Pace:
         self._length, self._clock, self._sleep = length, clock, sleep
 
     def hand_on(self, requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
-        """The requests, each when it is its turn."""
+        """Yield the requests, each at its time."""
         begin = self._clock()
         end = float("inf") if self._length is None else begin + self._length
         next_look, origin = begin + self._refresh, None
@@ -225,10 +225,10 @@ def watch(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Show what an address exports, again and again; the settings are those of `Pace`.
+    """Show the metrics of an address repeatedly. The settings are as for `Pace`.
 
     Raises:
-        ConfigError: it cannot be read, or exports nothing of ours.
+        ConfigError: the address is unreadable, or exports no metrics of kvtrie.
     """
     end = float("inf") if length is None else clock() + length
     while True:
@@ -261,4 +261,4 @@ def _fetch(url: str) -> Scrape:
 
 
 COMMAND = ("show live what managers do: of a replay, or of a running engine", _arguments)
-"""The help text of the command, and the function that adds its arguments."""
+"""Help text of the command, and its function for arguments."""

@@ -1,4 +1,4 @@
-"""`kvtrie trace convert`: any trace that is read, in the compact form."""
+"""`kvtrie trace convert`: any readable trace in the compact form."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "out",
         type=output_file,
         metavar="OUT",
-        help="the file to write; .gz or .zst at the end of its name compresses it",
+        help="the file to write, compressed if its name ends in .gz or .zst",
     )
     convert.add_argument(
         "--block-tokens",
@@ -53,4 +53,4 @@ def _convert(given: argparse.Namespace) -> int:
 
 
 COMMAND = ("work on traces of requests", _arguments)
-"""The help text of the command, and the function that adds its arguments."""
+"""Help text of the command, and its function for arguments."""

@@ -15,25 +15,25 @@ __all__ = ["MachineView", "TierView", "View"]
 
 @dataclass(frozen=True, slots=True)
 class TierView:
-    """One tier.
+    """A tier.
 
     Attributes:
-        machine: whose tier.
+        machine: number of its machine.
         tier: its kind.
         policy: the eviction policy.
         slots: all slots.
-        used: share of them that cannot be written at once.
-        clean: share of the copies that could leave without a loss.
-        hits: share of the blocks asked for that were found here, since the view before.
+        used: share of its slots not writable at once.
+        clean: share of its copies droppable without a loss.
+        hits: share of the requested blocks found here since the previous view.
         hits_ever: the same since the manager was made.
         evictions: per second.
-        age: of the median copy at eviction, in seconds; None if none left.
+        age: of the median copy at eviction, in seconds. None without evictions.
         loads: latencies of loads from here, median and 99th percentile in seconds, or None.
         stores: the same for stores to here.
         read: bytes per second.
         written: bytes per second.
-        groups: where groups of layers are kept apart, slots of each that are held and that are
-            released, in the model's order.
+        groups: held and released slots of each group of layers, in the model's order, if groups of
+            layers are kept apart.
     """
 
     machine: str
@@ -55,18 +55,18 @@ class TierView:
 
 @dataclass(frozen=True, slots=True)
 class MachineView:
-    """One manager.
+    """A manager.
 
     Attributes:
         machine: its number.
         up: whether it serves.
         time: its clock, in seconds.
         requests: per second.
-        hits: share of the blocks asked for that were found on any tier.
+        hits: share of the requested blocks found on any tier.
         hits_ever: the same since it was made.
-        blocks: blocks that it knows.
+        blocks: known blocks.
         leases: held now.
-        moves: that have not ended.
+        moves: unfinished moves.
     """
 
     machine: str
@@ -89,7 +89,7 @@ class View:
 
     @classmethod
     def between(cls, before: Scrape, after: Scrape) -> View:
-        """The view of the time between two scrapes; the first may be empty."""
+        """Return the view of the time between two scrapes. The first scrape may be empty."""
         machines = [labels["machine"] for labels, _ in after.samples.get("kvtrie_up", ())]
         spans = {machine: _Interval(before, after, machine) for machine in machines}
         return cls(
@@ -99,7 +99,7 @@ class View:
 
 
 class _Interval:
-    """The time between two scrapes of one manager."""
+    """The time between two scrapes of a manager."""
 
     def __init__(self, before: Scrape, after: Scrape, machine: str) -> None:
         self._before, self._after = before, after
@@ -113,7 +113,7 @@ class _Interval:
         return self._more(name, labels) / self._seconds if self._seconds > 0 else 0.0
 
     def _hits(self, labels: dict[str, str]) -> tuple[float, float]:
-        """Shares of the blocks asked for: since the scrape before, and ever."""
+        """Return the found shares of requested blocks: since the previous scrape, and ever."""
         found, requested = "kvtrie_hit_blocks_total", "kvtrie_requested_blocks_total"
         return (
             _share(self._more(found, labels), self._more(requested, self._labels)),
@@ -166,7 +166,7 @@ class _Interval:
         )
 
     def _groups(self, labels: dict[str, str]) -> tuple[tuple[int, int], ...]:
-        """Held and released slots of each group of layers."""
+        """Return held and released slots of each group of layers."""
         held = self._after.samples.get("kvtrie_group_held_slots", ())
         numbers = [int(of["group"]) for of, _ in held if labels.items() <= of.items()]
         now = self._after.value

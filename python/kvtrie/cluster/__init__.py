@@ -1,10 +1,8 @@
-"""Several machines behind a router: what other services know of the blocks of each one.
+"""Clusters: clients of services that know the blocks of several machines.
 
-Engines publish events, those over a manager of kvtrie's with `Publisher`; an index service knows
-from them which machine has which blocks, and a selection service also chooses the machine of a
-request. kvtrie asks such services and runs none: see `docs/cluster.md`.
-
-Invariant: importing this package loads neither torch nor a client library.
+Engines publish events, with `Publisher` if they use a manager of kvtrie. An index service learns
+the blocks of each machine from the events, and a selection service also chooses the machine of a
+request. kvtrie calls these services and runs none: see `docs/cluster.md`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Arguments of calls of a service: prompts, deadlines, names of requests.
+"""Arguments of service calls: prompts, deadlines, names of requests.
 
-Invariant: what comes back can be sent as JSON; anything else is a `ConfigError` that shows it.
-Cost: one pass over a prompt.
+Invariant: results can be sent as JSON. Invalid arguments raise a `ConfigError` with the value.
+Cost: a pass over a prompt.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def prompt(tokens: Sequence[int] | NDArray[np.integer[Any]]) -> list[int]:
         tokens: `(tokens,)` of integers 0 to 2^32 - 1.
 
     Raises:
-        ConfigError: no sequence of integers, one out of range, or more than 2^24 of them.
+        ConfigError: no sequence of integers, an integer out of range, or more than 2^24 integers.
     """
     if isinstance(tokens, (str, bytes)) or not hasattr(tokens, "__len__"):
         raise ConfigError(f"tokens is {shown(tokens)}, a sequence of integers wanted")
@@ -55,7 +55,7 @@ def prompt(tokens: Sequence[int] | NDArray[np.integer[Any]]) -> list[int]:
 
 
 def deadline(seconds: object) -> float:
-    """Return the seconds that a call may take.
+    """Return the maximum duration of a call in seconds.
 
     Raises:
         ConfigError: no number above 0, or more than an hour.
@@ -70,7 +70,7 @@ def request_name(request_id: object) -> str:
     """Return the name of a request.
 
     Raises:
-        ConfigError: no str, an empty one, or more than 65 535 bytes.
+        ConfigError: no str, an empty str, or more than 65 535 bytes.
     """
     found = text("request_id", request_id)
     if not found:

@@ -1,7 +1,6 @@
-"""Services by name: those of this package, and others by entry point.
+"""Services by name: built-in services, and further services by entry point.
 
-Invariant: an unknown name is refused with the known ones. Cost: one import of the service that is
-used.
+Invariant: an unknown name is refused with the known names. Cost: importing the service in use.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ def opened(
     *arguments: object,
     **options: Any,  # noqa: ANN401 - the back end's own
 ) -> _Kind:
-    """Make an object of the class that is registered under a name.
+    """Make an object of the class registered under a name.
 
     Args:
         group: the group of entry points.
         kind: the name.
         own: classes of this package by name, as "module:class".
-        wanted: the protocol that the object has to have.
-        arguments: what the class is called with.
+        wanted: the protocol required of the object.
+        arguments: positional arguments of the class.
         options: further arguments of the class.
 
     Raises:

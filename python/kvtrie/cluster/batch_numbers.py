@@ -1,10 +1,9 @@
-"""Batch numbers: those of a publisher's messages, which only grow, also over restarts.
+"""Batch numbers: numbers of a publisher's messages, increasing even over restarts.
 
-They start at the wall clock in microseconds, so that a publisher which starts again goes on above
-the numbers of the one before. A file keeps a bound of the numbers in use, for the case that the
-clock was set back.
-Invariant: a number is above all earlier ones, of this process and of those before that wrote the
-file. Cost: a file written once per `RESERVED` numbers.
+They start at the wall clock in microseconds, so a restarted publisher continues above its earlier
+numbers. A file keeps an upper bound of the used numbers in case the clock is set back.
+Invariant: a number is above all earlier numbers of this process and of earlier processes with the
+same file. Cost: a file written once per `RESERVED` numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from kvtrie.settings.argument import folder, shown
 __all__ = ["RESERVED", "BatchNumbers"]
 
 RESERVED = 1 << 20
-"""Numbers that a file is written for at once."""
+"""Numbers reserved by each write of the file."""
 
 _HIGHEST = (1 << 63) - 1
 _MOST_DIGITS = 20
@@ -29,15 +28,15 @@ class BatchNumbers:
     """Numbers of messages.
 
     Args:
-        file: its path; None keeps none.
+        file: its path. None keeps no file.
         clock_us: the wall clock, in microseconds.
 
     Attributes:
-        last: the latest number; that before the first, at the start.
-        unwritten: how often the file could not be written; numbers went on without.
+        last: the latest number. At the start, the number before the first.
+        unwritten: number of failed writes of the file. Numbers continue without it.
 
     Raises:
-        ConfigError: the file has something else than a number, or cannot be written.
+        ConfigError: the file has no valid number, or is unwritable.
     """
 
     def __init__(self, file: object, clock_us: int) -> None:
@@ -72,7 +71,7 @@ class BatchNumbers:
         self._reserved = bound
 
     def _bound(self) -> int:
-        """The number that the file has; 0 without a file."""
+        """Return the number in the file, 0 without a file."""
         if self._file is None or not self._file.exists():
             return 0
         text = read_text(self._file, "the batch numbers").strip()

@@ -1,7 +1,7 @@
 """DynamoIndex: Dynamo's standalone indexer, `python -m dynamo.indexer`, over HTTP.
 
-Its counts are tokens and cumulative: those of a lower tier continue the prefix of the tiers above.
-Invariant: as `Index`. Cost: one `POST /query` per prompt, which sends the prompt's tokens.
+Its counts are cumulative tokens: the count of a lower tier continues the prefix of the tiers above.
+Invariant: as `Index`. Cost: a `POST /query` per prompt, with the prompt's tokens.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class DynamoIndex:
         clock: nanoseconds of the circuit breaker, monotone.
 
     Raises:
-        ConfigError: a bad argument, or a service that answers otherwise than the indexer. One that
-            does not answer is a warning: it is asked again with the next call.
+        ConfigError: a bad argument, or a service with other answers than the indexer's. A service
+            without an answer is a warning, and is called again with the next request.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class DynamoIndex:
     def add(self, machine: int, *, events: str, replay: str | None = None) -> None:
         """Register a machine by `POST /register`; see `Index.add`.
 
-        A machine that is registered with the same endpoint stays registered, with its blocks. The
-        engine of vLLM begins its batches at number 0 when it restarts, and the indexer then ignores
-        them: `remove` and `add` the machine.
+        A machine registered with the same endpoint stays registered, with its blocks. A restarted
+        vLLM engine begins its batches at number 0 again, and the indexer then ignores them:
+        `remove` and `add` the machine.
         """
         engine = Engine.of(machine, events, replay)
         self._registrations.add(engine, seconds_from_now(SETUP_S))
@@ -96,7 +96,7 @@ class DynamoIndex:
         return self._service.stats()
 
     def close(self) -> None:
-        """Close the connections; machines stay registered."""
+        """Close the connections. Machines stay registered."""
         self._service.close()
 
     def _held(self, tokens: int) -> Callable[[Any], dict[int, Held]]:
@@ -116,20 +116,20 @@ _TIERS = ("gpu", "cpu", "disk")
 
 
 class _IndexRegistry:
-    """The indexer's calls by which it learns of machines."""
+    """The indexer's calls for registering machines."""
 
     def __init__(self, service: Service, model: str, block_tokens: int) -> None:
         self._service, self._model, self._block_tokens = service, model, block_tokens
 
     def check(self, until: int) -> None:
-        """Ask for no tokens, which only this version of the indexer answers in this way."""
+        """Query no tokens, for an answer unique to this version of the indexer."""
         body: dict[str, object] = {"token_ids": [], "model_name": self._model}
         try:
             self._service.ask(
                 "POST", "/query", body, until, lambda found: field(found, "instances")
             )
         except CallError as error:
-            # The answer as long as no machine of the model is registered.
+            # The answer while no machine of the model is registered.
             if "no indexer for model=" not in error.reason or "routing_group=" not in error.reason:
                 raise
 

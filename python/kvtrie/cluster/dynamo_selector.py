@@ -2,9 +2,9 @@
 
     pick ──POST /select_and_reserve──> prefilled ──POST …/prefill_complete──> done ──DELETE──>
 
-Invariant: as `Selector`; a reservation is released as soon as the service answers after `done`, and
-at most `_MOST_OWED` releases wait for it. Cost: one call per request before it is sent; `prefilled`
-and `done` make one each, within the same deadline.
+Invariant: as `Selector`. A reservation is released as soon as the service answers after `done`, and
+at most `_MOST_OWED` releases wait for the service. Cost: a call per request before it is sent.
+`prefilled` and `done` also make a call each, within the same deadline.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class DynamoSelector:
         clock: nanoseconds of circuit breakers, monotone.
 
     Raises:
-        ConfigError: a bad argument, or a service that answers otherwise than the selection service.
-            One that does not answer is a warning: it is asked again with the next call.
+        ConfigError: a bad argument, or a service with other answers than the selection service's. A
+            service without an answer is a warning, and is called again with the next request.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class DynamoSelector:
         self._calls = SelectionCalls(self._service, self._model, size)
         self._registrations = Registrations(self._service, self._calls)
         self._machines = Machines(clock)
-        # Reservations have names that are unique among all clients of the service.
+        # Reservations have unique names among all clients of the service.
         self._prefix, self._numbers = secrets.token_hex(8), count()
         self._lock = threading.Lock()
         self._picks: Counter[str] = Counter()
@@ -87,9 +87,9 @@ class DynamoSelector:
     def add(self, machine: int, *, events: str, replay: str | None = None) -> None:
         """Register a machine by `POST /workers`; see `Selector.add`.
 
-        A machine that is registered with the same endpoint stays registered, with its blocks. The
-        engine of vLLM begins its batches at number 0 when it restarts, and the service then ignores
-        them: `remove` and `add` the machine.
+        A machine registered with the same endpoint stays registered, with its blocks. A restarted
+        vLLM engine begins its batches at number 0 again, and the service then ignores them:
+        `remove` and `add` the machine.
         """
         engine = Engine.of(machine, events, replay)
         self._registrations.add(engine, seconds_from_now(SETUP_S))
@@ -132,7 +132,7 @@ class DynamoSelector:
         return machine
 
     def prefilled(self, request_id: str) -> None:
-        """Note it by `POST /reservations/…/prefill_complete`; see `Selector.prefilled`."""
+        """Report it by `POST /reservations/…/prefill_complete`; see `Selector.prefilled`."""
         request = self._machines.find(request_name(request_id))
         if request is None:
             self._count_unknown()
@@ -141,7 +141,7 @@ class DynamoSelector:
         self._pay()
 
     def done(self, request_id: str, *, failed: bool = False) -> None:
-        """Note it by `DELETE /reservations/…`; see `Selector.done`."""
+        """Report it by `DELETE /reservations/…`; see `Selector.done`."""
         ended = self._machines.end(request_name(request_id), failed=flag("failed", failed))
         if ended is None:
             self._count_unknown()
@@ -158,13 +158,13 @@ class DynamoSelector:
         return self._asked(lambda: self._calls.overlaps(sent, until), until)
 
     def loads(self, *, deadline_s: float) -> dict[int, Load]:
-        """Return the load that requests of all clients reserved on each machine, by `GET /loads`.
+        """Return the load reserved by all clients' requests on each machine, by `GET /loads`.
 
         Args:
             deadline_s: seconds for the whole call, above 0.
 
         Returns:
-            Loads by machine, of those that were added; nothing without an answer in time.
+            Loads by added machine. Empty without an answer in time.
 
         Raises:
             ConfigError: a bad argument.
@@ -187,13 +187,13 @@ class DynamoSelector:
             )
 
     def close(self) -> None:
-        """Close the connections; machines stay registered."""
+        """Close the connections. Machines stay registered."""
         self._service.close()
 
     def _selected(
         self, request: Request, candidates: Candidates, body: dict[str, Any], until: int
     ) -> tuple[int | None, str]:
-        """The service's choice and "selected", or None and why there is none."""
+        """Return the service's choice and "selected", or None and the outcome of the call."""
 
         def read(answer: object) -> int:
             machine = natural(field(answer, "worker_id"))
@@ -213,7 +213,7 @@ class DynamoSelector:
             return None, error.outcome
 
     def _asked(self, ask: Callable[[], dict[int, _Row]], until: int) -> dict[int, _Row]:
-        """The rows of the machines that were added, or none."""
+        """Return the rows of the added machines; empty without an answer."""
         if not self._registrations:
             return {}
         try:
@@ -240,7 +240,7 @@ class DynamoSelector:
             self._owed.append((method, f"/reservations/{request.name}{call}"))
 
     def _pay(self) -> None:
-        """Report ends of prompts and of requests, the oldest first; some more than came now."""
+        """Report ended prompts and requests, oldest first, a few more than each call adds."""
         until = seconds_from_now(self._deadline_s)
         for _ in range(_OWED_PER_CALL):
             try:
@@ -250,7 +250,7 @@ class DynamoSelector:
             try:
                 self._service.ask(method, path, None, until, anything)
             except CallError as error:
-                if error.outcome == "refused":  # such as after a restart of the service
+                if error.outcome == "refused":  # for example after a restart of the service
                     continue
                 self._service.warn(error)
                 self._owed.appendleft(owed)

@@ -1,8 +1,8 @@
-"""History: the batches of a publisher that readers can ask for again, and the socket that asks.
+"""History: a publisher's recent batches, and the socket that serves them again.
 
-Invariant: what `since` returns brings a reader that knows all before a number, or nothing, to the
-state after the last batch. Cost: a ring of batches; the contents, once a reader asked for more than
-the ring has.
+Invariant: the result of `since` brings a reader with all batches before a number, or with none, to
+the state after the last batch. Cost: a ring of batches, and the contents once a reader has asked
+for older batches than the ring's.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 __all__ = ["END", "History", "HistoryServer"]
 
 END = (-1).to_bytes(8, "big", signed=True)
-"""Number of the message that ends an answer."""
+"""Number of the last message of an answer."""
 
 _SEND_MS = 1000
-_MOST_WAITING = 100  # requests that closing answers
-_FRAMES = 3  # of a request: who asks, a delimiter, the first number
+_MOST_WAITING = 100  # requests answered while closing
+_FRAMES = 3  # of a request: the reader, a delimiter, the first number
 _NUMBER_BYTES = 8
 
 
 class History:
-    """Batches that were sent.
+    """Sent batches.
 
     Args:
-        size: how many are kept.
+        size: maximum number of batches.
     """
 
     def __init__(self, size: int) -> None:
         self._ring: deque[tuple[int, bytes]] = deque(maxlen=size)
-        # A batch of all contents, as they were after the batch of its number.
+        # A batch of all contents, as of the batch of its number.
         self._base: tuple[int, bytes] = (0, b"")
 
     def add(self, number: int, payload: bytes) -> None:
@@ -46,21 +46,21 @@ class History:
         self._ring.append((number, payload))
 
     def restart(self, number: int, contents: bytes) -> None:
-        """Add a batch of all contents, which replaces all before it."""
+        """Add a batch of all contents in place of all earlier batches."""
         self._ring.clear()
         self._base = (number, contents)
 
     def base(self, number: int, contents: bytes) -> None:
-        """Keep the contents after a batch, for readers that ask for more than the ring has."""
+        """Keep the contents after a batch, for readers of older batches than the ring's."""
         self._base = (number, contents)
 
     def lacks(self, first: int) -> bool:
-        """Whether neither the ring has the batch, nor the contents and all batches after them."""
+        """Return whether both the ring and the contents with later batches lack a batch."""
         oldest = self._ring[0][0] if self._ring else self._base[0] + 1
         return first < oldest and self._base[0] + 1 < oldest
 
     def since(self, first: int) -> list[tuple[int, bytes]]:
-        """Batches from a number on, with the contents first if it is older than the ring."""
+        """Return the batches from a number, after the contents if it is older than the ring."""
         oldest = self._ring[0][0] if self._ring else self._base[0] + 1
         if first >= oldest:
             return [batch for batch in self._ring if batch[0] >= first]
@@ -68,18 +68,18 @@ class History:
 
 
 class HistoryServer:
-    """Answers requests for earlier batches, in a thread of its own.
+    """Answers requests for earlier batches in a separate thread.
 
     Args:
         context: of the socket.
         router: the socket, bound.
         topic: first frame of the batches.
-        batches_from: batches from a number on.
+        batches_from: returns the batches from a number on.
 
     Attributes:
-        replays: requests that were answered.
+        replays: answered requests.
         refused: malformed requests.
-        stuck: requests that were given up, as the reader took nothing for a second.
+        stuck: abandoned requests, after the reader received nothing for a second.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class HistoryServer:
     ) -> None:
         self.replays = self.refused = self.stuck = 0
         self._router, self._topic, self._batches_from = router, topic, batches_from
-        # A reader that left, or takes nothing, is an error here, and not a silent loss.
+        # Report an error for a disconnected or stuck reader instead of losing batches silently.
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.SNDTIMEO, _SEND_MS)
         address = f"inproc://end-{id(self)}"
@@ -117,7 +117,7 @@ class HistoryServer:
             while end not in (ready := dict(poller.poll())):
                 if self._router in ready:
                     self._answer(self._router.recv_multipart())
-            # Dynamo's services wait for an answer for ever.
+            # Dynamo's services wait for an answer forever.
             for _ in range(_MOST_WAITING):
                 if not self._router.poll(0):
                     break
@@ -133,7 +133,7 @@ class HistoryServer:
         who, _, first = frames
         try:
             batches = self._batches_from(int.from_bytes(first, "big"))
-        except KvtrieError:  # the manager is closed or broken: there is nothing to know any more
+        except KvtrieError:  # the manager is closed or broken: there are no batches any more
             batches = []
         try:
             for number, payload in batches:

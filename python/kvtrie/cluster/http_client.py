@@ -1,9 +1,9 @@
-"""HttpClient: JSON over HTTP to one service, within one deadline for the whole call.
+"""HttpClient: JSON over HTTP to a service, with a deadline for the whole call.
 
-Invariant: a call returns or raises by its deadline, however slowly the service reads or answers and
-its name is resolved; at most `MOST_ANSWER` bytes of an answer are read; a connection that was left
-in the middle of a call, or has bytes that were not asked for, is not used again, so that no call
-gets the answer of another one. Cost: a system call per piece; connections are kept.
+Invariant: a call returns or raises by its deadline, however slow the service or the name look-up.
+At most `MOST_ANSWER` bytes of an answer are read. A connection left in the middle of a call, or
+with unexpected bytes, is not used again, so no call gets the answer of another. Cost: a system call
+per piece. Connections are kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOST_ANSWER = 4 << 20
 """Most bytes of an answer: the selection service's answer has about 20 per block of the prompt."""
 
 _NS = 1_000_000_000
-_MOST_KEPT = 16  # connections that wait for the next call
+_MOST_KEPT = 16  # idle connections
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -45,9 +45,9 @@ class CallError(Exception):
     """A call without a usable answer.
 
     Args:
-        outcome: "late" (no whole answer by the deadline), "unreachable", "invalid" (an answer that
-            is no HTTP, no JSON, too long or of another form), "refused" (a status other than
-            success), or "open" (no call was made: the circuit breaker is open).
+        outcome: "late" (no whole answer by the deadline), "unreachable", "invalid" (not HTTP, not
+            JSON, too long or with an unexpected structure), "refused" (a status without success),
+            or "open" (no call was made: the circuit breaker is open).
         reason: the reason, for a log.
         status: the HTTP status of "refused".
     """
@@ -68,7 +68,7 @@ class _Place(NamedTuple):
 
 
 def _place(name: str, given: object) -> _Place:
-    """Read the URL of a service."""
+    """Parse the URL of a service."""
     url = url_of(name, given)
     try:
         parts = urlsplit(url)
@@ -88,18 +88,18 @@ def _place(name: str, given: object) -> _Place:
 
 
 class HttpClient:
-    """Calls of one service, from several threads.
+    """Calls of a service from several threads.
 
     Args:
-        url: `http://HOST:PORT`, or https, with a path in front of the service's own if it has one.
+        url: `http://HOST:PORT`, or https, with a path prefix if the service has one.
         name: the setting, for messages.
 
     Attributes:
         url: the URL.
-        breaks: connections that could not be made, or broke: the service may have restarted.
+        breaks: failed or broken connections: the service may have restarted.
 
     Raises:
-        ConfigError: another scheme, no host, a user, a query.
+        ConfigError: an unknown scheme, no host, a user, a query.
     """
 
     def __init__(self, url: str, *, name: str = "url") -> None:
@@ -116,15 +116,15 @@ class HttpClient:
 
         Args:
             method: as "POST".
-            path: the path below that of the URL, with its query.
-            body: the value that is sent as JSON; None sends none.
+            path: the path below the URL's path, with its query.
+            body: the value to send as JSON. None sends no body.
             until: the deadline, in nanoseconds of `time.monotonic_ns`.
 
         Returns:
-            The value of the JSON answer; None for an empty one.
+            The value of the JSON answer, None for an empty answer.
 
         Raises:
-            CallError: no answer in time, none at all, or no success.
+            CallError: no answer in time, no answer at all, or no success.
         """
         request = self._request(method, path, body)
         try:
@@ -148,7 +148,7 @@ class HttpClient:
             raise CallError("invalid", f"{method} {path}: no JSON: {error}") from error
 
     def close(self) -> None:
-        """Close the connections that wait."""
+        """Close the idle connections."""
         self._drop_kept()
 
     def _request(self, method: str, path: str, body: object) -> bytes:
@@ -160,7 +160,7 @@ class HttpClient:
         return "\r\n".join([*lines, "", ""]).encode() + sent
 
     def _exchange(self, request: bytes, method: str, until: int) -> tuple[int, bytes]:
-        """Send a request; by a kept connection if there is one, and else by a new one."""
+        """Send a request over a kept connection if there is one, and else over a new connection."""
         with self._lock:
             connection = self._kept.pop() if self._kept else None
         if connection is not None and not connection.idle():
@@ -171,8 +171,8 @@ class HttpClient:
             try:
                 return self._over(connection, request, method, until)
             except ConnectionError:
-                # A service closes an idle connection when it likes; it has not answered, and a
-                # selection that it may have made is named, so asking again selects nothing twice.
+                # A service may close an idle connection at any time, without an answer. Its
+                # reservations are named, so repeating a request reserves nothing twice.
                 self._broke()
         connection = _Connection(self._resolver, self._tls, self._at.host, until)
         return self._over(connection, request, method, until)
@@ -206,7 +206,7 @@ class HttpClient:
 
 
 class _Connection:
-    """A connection to the first of a host's addresses that accepts one."""
+    """A connection to the first accepting address of a host."""
 
     def __init__(
         self, resolver: Resolver, tls: ssl.SSLContext | None, host: str, until: int
@@ -223,7 +223,7 @@ class _Connection:
                     sock = tls.wrap_socket(sock, server_hostname=host)
             except BaseException as error:
                 sock.close()
-                resolver.forget()  # the name may have another address by now
+                resolver.forget()  # the host may have a new address by now
                 if not isinstance(error, OSError) or isinstance(error, TimeoutError):
                     raise
                 failed = error
@@ -244,7 +244,7 @@ class _Connection:
         response = HTTPResponse(pieces, method=method)  # pyright: ignore[reportArgumentType]
         response.begin()
         if response.length is None and not response.chunked:
-            raise EOFError("an answer without a length")  # such as one whose head was cut
+            raise EOFError("an answer without a length")  # for example, its head was cut
         body = response.read(MOST_ANSWER + 1)
         if len(body) > MOST_ANSWER:
             raise HTTPException(f"an answer of more than {MOST_ANSWER} bytes")
@@ -253,7 +253,7 @@ class _Connection:
         return response.status, body, not response.will_close
 
     def idle(self) -> bool:
-        """Whether the service has neither closed the connection nor sent more than it was asked."""
+        """Return whether the service has neither closed the connection nor sent extra bytes."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         return not poll.poll(0)
@@ -263,14 +263,14 @@ class _Connection:
 
 
 class _Pieces(io.RawIOBase):
-    """Bytes of a socket, each piece of which is awaited until the deadline of the call."""
+    """Bytes of a socket, awaited until the deadline of the call."""
 
     def __init__(self, sock: socket.socket, until: int) -> None:
         super().__init__()
         self._sock, self._until = sock, until
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        """The reader of an `HTTPResponse`, for which this is the socket."""
+        """Return the reader of an `HTTPResponse` that uses this object as its socket."""
         del mode
         return io.BufferedReader(self)
 

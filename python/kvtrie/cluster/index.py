@@ -1,7 +1,7 @@
-"""Index: which machine has which blocks of a prompt, by a service that reads the engines' events.
+"""Index: the machines' blocks of a prompt, from a service that reads the engines' events.
 
-Invariant: `match` returns by its deadline, and only machines that were added and not removed; an
-answer that is late or wrong is no hit on any machine. Cost: one call of the service.
+Invariant: `match` returns by its deadline, and returns only added machines. A late or invalid
+answer is no hit on any machine. Cost: a call of the service.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ __all__ = ["Held", "Index", "open_index"]
 
 
 class Held(NamedTuple):
-    """Blocks of a prompt that a machine has, from its first one on, without a gap.
+    """Leading blocks of a prompt on a machine, without a gap.
 
-    The counts are cumulative: blocks on a lower tier continue those of the tiers above it, so the
-    last one is what a request finds there.
+    The counts are cumulative: blocks on a lower tier continue the blocks of the tiers above, so a
+    request finds the last count.
 
     Attributes:
-        gpu: blocks that are on GPU.
-        host: blocks that are on GPU or in host memory.
-        disk: blocks that are on any of the three.
+        gpu: blocks on GPU.
+        host: blocks on GPU or in host memory.
+        disk: blocks on any of the three tiers.
     """
 
     gpu: int
@@ -39,17 +39,17 @@ class Held(NamedTuple):
 
 @runtime_checkable
 class Index(Protocol):
-    """A service that knows which machine has which blocks. Calls come from several threads."""
+    """A service that knows the blocks of each machine. Calls come from several threads."""
 
     def add(self, machine: int, *, events: str, replay: str | None = None) -> None:
-        """Register a machine, whose events the service then reads.
+        """Register a machine. The service then reads its events.
 
-        At a service that does not answer the machine is registered with a later call.
+        If the service does not answer, a later call registers the machine.
 
         Args:
             machine: its number, 0 or more.
             events: endpoint of its events as the service reaches it, "tcp://HOST:PORT".
-            replay: endpoint of their replay; without one the service learns only of later events.
+            replay: endpoint of their replay. Without it the service learns only of later events.
 
         Raises:
             ConfigError: a bad argument, or the service refuses the machine.
@@ -57,25 +57,25 @@ class Index(Protocol):
         ...
 
     def remove(self, machine: int) -> None:
-        """End a machine's registration; `match` does not return it any more.
+        """End a machine's registration. `match` does not return it any more.
 
         Raises:
-            ConfigError: no such machine.
+            ConfigError: an unknown machine.
         """
         ...
 
     def match(
         self, tokens: Sequence[int] | NDArray[np.integer[Any]], *, deadline_s: float
     ) -> Mapping[int, Held]:
-        """Return the blocks of a prompt that each machine has.
+        """Return the blocks of a prompt on each machine.
 
         Args:
             tokens: the prompt, `(tokens,)` of integers 0 to 2^32 - 1.
             deadline_s: seconds for the whole call, above 0.
 
         Returns:
-            Blocks by machine; machines without any may be left out. Nothing without an answer in
-            time.
+            Blocks by machine, possibly without machines that have no blocks. Empty without an
+            answer in time.
 
         Raises:
             ConfigError: a bad argument.
@@ -88,11 +88,11 @@ def open_index(kind: str, url: str, **options: Any) -> Index:  # noqa: ANN401 - 
 
     Args:
         kind: "dynamo", or the name of an entry point of the group `kvtrie.index`.
-        url: where the service is.
+        url: URL of the service.
         options: further arguments of the class.
 
     Raises:
-        ConfigError: an unknown service, one that is no `Index`, or a bad argument.
+        ConfigError: an unknown service, an object other than an `Index`, or a bad argument.
     """
     own = {"dynamo": "kvtrie.cluster.dynamo_index:DynamoIndex"}
     return opened("kvtrie.index", kind, own, Index, url, **options)

@@ -1,6 +1,6 @@
 """JSON answers of services, read field by field.
 
-Invariant: a value of another form is a `ValueError` that names it. Cost: a comparison per value.
+Invariant: an unexpected value raises a `ValueError` with the value. Cost: a comparison per value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def field(given: object, name: str) -> Any:  # noqa: ANN401 - JSON
     """Return the field of an object.
 
     Raises:
-        ValueError: no object, or one without that field.
+        ValueError: no object, or an object without the field.
     """
     if isinstance(given, dict) and name in given:
         return cast("dict[str, Any]", given)[name]
@@ -37,10 +37,10 @@ def items(given: object) -> list[Any]:
 
 
 def entries(given: object) -> list[tuple[int, Any]]:
-    """Return the fields of an object whose names are numbers.
+    """Return the fields of an object with numbers as names.
 
     Raises:
-        ValueError: no object, or another name.
+        ValueError: no object, or a name that is no number.
     """
     if isinstance(given, dict):
         pairs = cast("dict[str, Any]", given).items()
@@ -55,7 +55,7 @@ def natural(given: object, most: int = _MOST) -> int:
     """Return an integer 0 to `most`.
 
     Raises:
-        ValueError: another value.
+        ValueError: an invalid value.
     """
     if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given <= most:
         raise ValueError(f"{shown(given)} is no integer 0 to {most}")
@@ -63,5 +63,5 @@ def natural(given: object, most: int = _MOST) -> int:
 
 
 def anything(answer: object) -> None:
-    """Read an answer that says nothing but that the call was carried out."""
+    """Read an answer without a needed value: the call was carried out."""
     del answer

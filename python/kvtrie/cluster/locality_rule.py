@@ -1,6 +1,6 @@
-"""Locality: the simulator's router of that name, for deployments with an index and no selector.
+"""Locality: the simulator's router `locality`, for deployments with an index and no selector.
 
-Invariant: simulator and production choose by one rule, which is in `rust/sim`. Cost: O(machines).
+Invariant: simulator and production use the same rule, in `rust/sim`. Cost: O(machines).
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _MOST_MACHINES = 2**16
 
 
 def locality(candidates: Sequence[tuple[int, int]], *, ratio: float = 2.0) -> int:
-    """Choose the machine that has most of a prompt, unless it is much busier than another.
+    """Choose the machine with most of a prompt, unless it is much busier than the idlest machine.
 
-    Of equal hits it is the least loaded one, then the one that comes first.
+    Ties go to the least loaded machine, then to the first machine.
 
     Args:
-        candidates: `(load, hit)` of each machine, at least one: requests there that have not
-            ended, and tokens or blocks of the prompt that it has.
-        ratio: only machines whose requests, this one counted, are at most `ratio` times as many as
-            the fewest are considered; 1 to 2^31.
+        candidates: `(load, hit)` of each machine, at least one machine: unfinished requests there,
+            and tokens or blocks of the prompt there.
+        ratio: limit of a considered machine's requests, this request counted, in multiples of the
+            fewest requests. 1 to 2^31.
 
     Returns:
         The index of the machine in `candidates`.
 
     Raises:
-        ConfigError: no candidates or more than 65 536, one that is no pair of whole numbers of 0 or
-            more, or a ratio out of range.
+        ConfigError: no candidates or more than 65 536, a candidate that is no pair of whole numbers
+            of 0 or more, or a ratio out of range.
     """
     rows = list(pairs("candidates", candidates, _MOST_MACHINES))
     return _kvtrie.locality(rows, round(real("ratio", ratio, 1.0, _MOST_RATIO) * _RATIO_ONE))

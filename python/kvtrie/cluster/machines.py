@@ -1,12 +1,12 @@
-"""Machines: which of them are live, and the requests that each one has, by our own counts.
+"""Machines: their states and requests, by the selector's own counts.
 
     LIVE ──a request failed──> FAILED ──after 1 s, 2 s, … 60 s──> PROBED ──request ends well──> LIVE
                                  ^                                  │
                                  └──────── request failed ──────────┘
 
-Invariant: a request counts for one machine from `begin` to `end`; a machine that failed gets one
-request as a probe and no other; a request that failed on a machine is not sent there again while
-another one is live. Cost: O(machines) per request; at most `MOST_REQUESTS` requests are kept.
+Invariant: a request counts for one machine from `begin` to `end`. A failed machine gets a single
+request as a probe. A request that failed on a machine is not sent there again while another machine
+is live. Cost: O(machines) per request, and at most `MOST_REQUESTS` requests are kept.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["MOST_REQUESTS", "Candidates", "Machines", "Request"]
 
 MOST_REQUESTS = 65_536
-"""Most requests that have not ended; of more, the oldest one counts as ended."""
+"""Most unfinished requests. Beyond that the oldest request counts as ended."""
 
-_MOST_FAILED = 4096  # requests whose failure is remembered
+_MOST_FAILED = 4096  # requests with a remembered failure
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Machine:
 
 @dataclass(slots=True)
 class Request:
-    """A request that has not ended.
+    """An unfinished request.
 
     Attributes:
         name: its name at the service.
@@ -54,11 +54,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Machines that a request may be sent to.
+    """Machines a request may be sent to.
 
     Attributes:
         live: their numbers, in order.
-        probe: the machine that this request probes; then no other one is a candidate.
+        probe: whether the request is a probe. Then its machine is the only candidate.
     """
 
     live: list[int]
@@ -66,13 +66,13 @@ class Candidates:
 
 
 class Machines:
-    """The machines of a selector and the requests on each one.
+    """The machines of a selector and their requests.
 
     Args:
         clock: nanoseconds, monotone.
 
     Attributes:
-        forgotten: requests that counted as ended because there were too many.
+        forgotten: requests counted as ended because there were too many.
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:
@@ -84,17 +84,17 @@ class Machines:
         self.forgotten = 0
 
     def add(self, number: int) -> None:
-        """Make a machine live; one that is there begins again, without requests."""
+        """Make a machine live. A known machine starts over, without requests."""
         with self._lock:
             self._machines[number] = _Machine(number, Breaker(self._clock, failures=1))
 
     def remove(self, number: int) -> None:
-        """Send no request to a machine any more."""
+        """Stop sending requests to a machine."""
         with self._lock:
             self._machines.pop(number, None)
 
     def requests(self) -> dict[int, int]:
-        """Return the requests of each machine that have not ended."""
+        """Return the number of unfinished requests of each machine."""
         with self._lock:
             return {number: machine.requests for number, machine in self._machines.items()}
 
@@ -104,15 +104,14 @@ class Machines:
             return self._live()
 
     def begin(self, request_id: str, name: str) -> tuple[Request, Candidates, list[Request]]:
-        """Begin a request, whose machine `choose` chooses.
+        """Begin a request and return its candidates, for `choose`.
 
         Args:
             request_id: the caller's name of the request.
             name: its name at the service.
 
         Returns:
-            The request, the machines that it may be sent to, and older requests that now count as
-            ended.
+            The request, its candidates, and older requests that now count as ended.
 
         Raises:
             ConfigError: a request of this id has not ended.
@@ -133,11 +132,11 @@ class Machines:
             return request, candidates, dropped
 
     def choose(self, request: Request, wanted: int | None, candidates: Candidates) -> int:
-        """Put a request on a machine, or on the least loaded candidate, of equal ones the lowest.
+        """Put a request on a machine, or on the least loaded candidate with the lowest number.
 
         Args:
             request: the request.
-            wanted: the machine that the service chose; None if it did not.
+            wanted: the machine chosen by the service, or None.
             candidates: as `begin` returned them.
 
         Raises:
@@ -157,12 +156,12 @@ class Machines:
             return chosen.number
 
     def find(self, request_id: str) -> Request | None:
-        """Return a request that has not ended."""
+        """Return an unfinished request."""
         with self._lock:
             return self._requests.get(request_id)
 
     def end(self, request_id: str, *, failed: bool = False) -> Request | None:
-        """End a request; None if there is none of this id."""
+        """End a request and return it, or return None for an unknown id."""
         with self._lock:
             request = self._requests.pop(request_id, None)
             if request is None:
@@ -182,7 +181,7 @@ class Machines:
             return request
 
     def drop(self, request_id: str) -> None:
-        """End a request that was not sent."""
+        """End an unsent request."""
         with self._lock:
             self._leave(self._requests.pop(request_id))
 

@@ -1,12 +1,11 @@
-"""Publisher: the blocks of a manager as KV events, in the form that vLLM publishes them.
+"""Publisher: publishes the blocks of a manager as KV events in vLLM's format.
 
-Routers that read vLLM's events read these: a ZeroMQ PUB socket with the frames topic, batch number
-and msgpack, and a ROUTER socket that sends batches again. The first batch clears what readers knew
-of an earlier publisher, and has the contents. A reader that joins later gets an empty batch, whose
-number shows it the gap.
-Invariant: a reader that has read batches in order, up to any of them, knows no copy that the
-manager did not have then, complete, and after all moves it knows each. Cost: one encoding per
-`pump`; the engine waits for no reader.
+Routers that read vLLM's events can read these events: a ZeroMQ PUB socket with the frames topic,
+batch number and msgpack, and a ROUTER socket that sends batches again. The first batch clears a
+reader's knowledge of an earlier publisher, and has the contents. After a later subscription an
+empty batch is sent, and its number shows the reader the gap.
+Invariant: after any batch in order, a reader knows only copies that the manager had then, complete.
+After all moves it knows every copy. Cost: an encoding per `pump`. The engine waits for no reader.
 """
 
 from __future__ import annotations
@@ -41,20 +40,20 @@ _MOST_JOINED = 100
 
 
 class PublisherCounts(NamedTuple):
-    """What a publisher did since it was made.
+    """Counters of a publisher since it was made.
 
     Attributes:
         last: number of the last batch.
         batches: batches sent.
-        stored: blocks published as stored, one per tier and group of layers.
+        stored: blocks published as stored, per tier and group of layers.
         removed: blocks published as removed.
         withheld: blocks stored, but not published: of a tenant, or after a digest.
-        contents: batches of all contents, the first one and those after lost events.
-        lost: how often the manager's events had a gap, as its ring was full.
-        replays: requests for earlier batches that were answered.
-        refused: such requests that were malformed.
-        stuck: such requests that were given up, as their reader took nothing.
-        unwritten: how often `number_file` could not be written.
+        contents: batches of all contents: the first batch and batches after lost events.
+        lost: number of gaps in the manager's events, after its ring was full.
+        replays: answered requests for earlier batches.
+        refused: malformed requests for earlier batches.
+        stuck: abandoned requests for earlier batches, after the reader received nothing.
+        unwritten: number of failed writes of `number_file`.
     """
 
     last: int
@@ -74,32 +73,31 @@ class Publisher:
     """Publishes the block events of a manager.
 
     Call `pump` after each step of the engine, and after moves have ended. A block of a scope with a
-    tenant, or with a digest in `Scope.extra` at or before it, is not published: an index matches
-    by tokens and would count it for other tenants too.
+    tenant, or with a digest in `Scope.extra` at or before the block, is not published: an index
+    matches by tokens and would also count it for other tenants.
 
     Args:
-        manager: made with `events=n, events_of="residency"`; n bounds the events between two
-            calls of `pump`. More are lost, and all contents are published instead.
+        manager: made with `events=n, events_of="residency"`. `n` bounds the events between two
+            calls of `pump`. Beyond that events are lost, and all contents are published instead.
         endpoint: where readers subscribe, as `tcp://127.0.0.1:5557` or `ipc:///run/kv`.
-        replay: where readers ask for earlier batches; None answers none.
-        topic: first frame of all messages; llm-d reads `kv@POD@MODEL`.
+        replay: where readers request earlier batches. None answers no requests.
+        topic: first frame of all messages. llm-d reads `kv@POD@MODEL`.
         hashes: name of a block: "int" for the last 8 bytes of its content key as a big-endian
             number, "bytes" for the key.
         form: each event as a msgpack "map", as vLLM from 0.30 on, or as an "array".
         dp_rank: data-parallel rank of the engine.
-        ring: number of batches kept for `replay`; a reader that asks for an earlier one gets the
-            contents.
+        ring: number of batches kept for `replay`. A reader of an earlier batch gets the contents.
         number_file: path of a file that keeps batch numbers growing if the clock is set back
             between two runs.
-        public: allow an address that other machines reach.
+        public: allow an address reachable by other machines.
 
     Attributes:
-        endpoint: the address in use, with the port that the system chose for port 0.
-        replay: the same of `replay`.
+        endpoint: the address in use, with the actual port for port 0.
+        replay: the same for `replay`.
 
     Raises:
-        ConfigError: a wrong argument, an address in use, an address that other machines reach
-            without `public`, or a manager that has a publisher or keeps no such events.
+        ConfigError: a wrong argument, an address in use, a reachable address without `public`, or
+            a manager with a publisher already or without residency events.
     """
 
     def __init__(
@@ -148,7 +146,7 @@ class Publisher:
             raise
 
     def pump(self) -> None:
-        """Publish what changed since the last call, as one batch; nothing if nothing did.
+        """Publish the changes since the last call as one batch, or nothing without changes.
 
         Raises:
             ClosedError: the publisher or the manager is closed.
@@ -170,7 +168,7 @@ class Publisher:
 
     @property
     def counts(self) -> PublisherCounts:
-        """What it did so far."""
+        """Counters so far."""
         server = self._server
         return PublisherCounts(
             self._numbers.last,
@@ -187,7 +185,7 @@ class Publisher:
         )
 
     def close(self) -> None:
-        """Stop; the ports are free when it returns. Further calls do nothing."""
+        """Stop and free the ports. Further calls do nothing."""
         with self._lock:
             if self._closed:
                 return
@@ -199,7 +197,7 @@ class Publisher:
         self._numbers.close()
 
     def __enter__(self) -> Self:
-        """The publisher itself."""
+        """Return the publisher."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -210,9 +208,9 @@ class Publisher:
         return f"Publisher({self.endpoint!r}, replay={self.replay!r})"
 
     def _joined(self) -> bool:
-        """Whether readers subscribed since the last call: an empty batch shows them the gap.
+        """Return whether readers subscribed since the last call: an empty batch shows them the gap.
 
-        At most `_MOST_JOINED` of what they sent is read, so that none of them keeps the engine.
+        Reads at most `_MOST_JOINED` messages, so no reader delays the engine.
         """
         found = False
         for _ in range(_MOST_JOINED):
@@ -222,7 +220,7 @@ class Publisher:
         return found
 
     def _publish_contents(self) -> None:
-        """The first batch; it has all that the events so far say."""
+        """Publish the first batch, with all contents so far."""
         _, contents, _, _ = self._batches.take(time.time(), contents=True)
         self._send_contents(contents or b"")
 
@@ -246,7 +244,7 @@ class Publisher:
         self._withheld += withheld
 
     def _batches_from(self, first: int) -> list[tuple[int, bytes]]:
-        """Batches from a number on, or, where the ring lacks some, the contents and later ones."""
+        """Return the batches from a number, after the contents if the ring lacks some of them."""
         with self._lock:
             if not self._closed and self._history.lacks(first):
                 events, contents, counts, lost = self._batches.take(time.time(), contents=True)

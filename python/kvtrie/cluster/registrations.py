@@ -1,10 +1,10 @@
-"""Registrations: the machines that a service is to know, registered again where it lost them.
+"""Registrations: registers machines at a service, and again after the service lost them.
 
     add ──> registered ──service restarts──> unknown ──next call──> registered ──remove──> ended
 
-Invariant: after a call that broke, or that the service refused, the next one first asks which
-machines the service knows; a machine that left is ended as soon as the service answers. Cost: a
-comparison per call while the service answers.
+Invariant: after a broken or refused call, the next call first asks the service for its machines. A
+removed machine's registration ends as soon as the service answers. Cost: a comparison per call
+while the service answers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_MACHINE = 2**63 - 1
 
 
 class Engine(NamedTuple):
-    """The engine of a machine, as a service knows it.
+    """The engine of a machine as registered at a service.
 
     Attributes:
         machine: the machine's number.
@@ -42,7 +42,7 @@ class Engine(NamedTuple):
         """Read the arguments of `add`.
 
         Raises:
-            ConfigError: a machine that is no whole number of 0 or more, an endpoint that is no
+            ConfigError: a machine that is no whole number of 0 or more, or an endpoint that is not
                 tcp://HOST:PORT.
         """
         number = whole("machine", machine, 0, _MOST_MACHINE)
@@ -61,23 +61,23 @@ def _endpoint(name: str, given: object) -> str:
 
 
 class Registry(Protocol):
-    """The calls by which a service learns of machines; each raises `CallError`."""
+    """A service's calls for registering machines. Each raises `CallError`."""
 
     def registered(self, until: int) -> dict[int, str]:
-        """Return the machines that it knows, with the endpoint of their events."""
+        """Return the registered machines, with the endpoint of their events."""
         ...
 
     def register(self, engine: Engine, until: int) -> None:
-        """Register a machine that it does not know, or knows by another endpoint."""
+        """Register a machine unknown to the service, or known by another endpoint."""
         ...
 
     def end(self, machine: int, until: int) -> None:
-        """End the registration of a machine, if there is one."""
+        """End the registration of a machine, if it is registered."""
         ...
 
 
 class Registrations:
-    """Machines that are to be registered at one service.
+    """Machines to keep registered at a service.
 
     Args:
         service: the service.
@@ -90,19 +90,19 @@ class Registrations:
         self._restoring = threading.Lock()
         self._engines: dict[int, Engine] = {}
         self._ended: set[int] = set()
-        self._seen = service.breaks  # breaks of the service when all was registered
+        self._seen = service.breaks  # breaks of the service at the last full registration
         self._doubted = False
 
     def __contains__(self, machine: int) -> bool:
-        """Whether a machine was added and not removed."""
+        """Return whether a machine was added and not removed."""
         return machine in self._engines
 
     def __bool__(self) -> bool:
-        """Whether there is any machine."""
+        """Return whether there is any machine."""
         return bool(self._engines)
 
     def add(self, engine: Engine, until: int) -> None:
-        """Register a machine; at a service that does not answer, with a later call.
+        """Register a machine, with a later call if the service does not answer.
 
         Raises:
             ConfigError: the service refuses it.
@@ -122,7 +122,7 @@ class Registrations:
                 self._ended.discard(engine.machine)
 
     def known(self, machine: object) -> int:
-        """Return the number of a machine that was added.
+        """Return the number of an added machine.
 
         Raises:
             ConfigError: no such machine.
@@ -133,7 +133,7 @@ class Registrations:
         return number
 
     def remove(self, machine: object, until: int) -> None:
-        """End a registration; at a service that does not answer, with a later call.
+        """End a registration, with a later call if the service does not answer.
 
         Raises:
             ConfigError: no such machine.
@@ -146,13 +146,13 @@ class Registrations:
             self._end(number, until)
 
     def doubt(self) -> None:
-        """Ask the service which machines it knows before the next call."""
+        """Ask the service for its machines before the next call."""
         self._doubted = True
 
     def restore(self, until: int) -> None:
-        """Register what the service lost, if it may have lost anything.
+        """Register lost machines again, if the service may have lost any.
 
-        While another thread does so this one goes on.
+        Returns at once while another thread restores them.
 
         Raises:
             CallError: the service does not answer.
@@ -185,7 +185,7 @@ class Registrations:
             except CallError as error:
                 if error.outcome != "refused":
                     raise
-                self._service.warn(error)  # another machine may be accepted
+                self._service.warn(error)  # the remaining machines may be accepted
 
     def _end(self, machine: int, until: int) -> None:
         try:

@@ -1,7 +1,7 @@
-"""Resolver: the addresses of a host, looked up by a thread, because a look-up has no deadline.
+"""Resolver: looks up the addresses of a host in a thread, since a look-up has no deadline.
 
-Invariant: a caller waits no longer than its deadline; at most one look-up runs. Cost: a thread per
-look-up; one at first, and one after each connection that failed.
+Invariant: a caller waits no longer than its deadline, and at most one look-up runs. Cost: a thread
+per look-up: a look-up at first, and after each failed connection.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NS = 1_000_000_000
 
 
 class _LookUp:
-    """A look-up of the addresses of a host, by a thread: it has no deadline."""
+    """A look-up of the addresses of a host in a thread: it has no deadline."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
@@ -53,7 +53,7 @@ class _LookUp:
 
 
 class Resolver:
-    """The addresses of a host, looked up again after a connection failed.
+    """The addresses of a host, looked up again after a failed connection.
 
     Args:
         host: a name or an address.
@@ -77,8 +77,8 @@ class Resolver:
             until: the deadline, in nanoseconds of `time.monotonic_ns`.
 
         Raises:
-            TimeoutError: they are not known by then.
-            OSError: the host has none.
+            TimeoutError: the look-up has not ended by then.
+            OSError: the host has no address.
         """
         with self._lock:
             latest = self._latest

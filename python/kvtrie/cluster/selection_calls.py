@@ -1,6 +1,6 @@
-"""SelectionCalls: what a client asks Dynamo's selection service beyond the machines of requests.
+"""SelectionCalls: the calls of Dynamo's selection service unrelated to a single request.
 
-Invariant: an answer of another form is a `CallError`. Cost: one HTTP call each.
+Invariant: an unexpected answer is a `CallError`. Cost: an HTTP call each.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _LOADS = ("active_requests", "potential_prefill_tokens", "potential_decode_block
 
 
 class Load(NamedTuple):
-    """What requests in flight have reserved on a machine.
+    """Load reserved by requests in flight on a machine.
 
     Attributes:
         requests: requests.
-        prefill_tokens: tokens of their prompts that are not computed yet.
-        decode_blocks: blocks that their sequences occupy.
+        prefill_tokens: tokens of their prompts not computed yet.
+        decode_blocks: blocks of their sequences.
     """
 
     requests: int
@@ -37,7 +37,7 @@ class Load(NamedTuple):
 
 
 class SelectionCalls:
-    """The selection service's calls but those of a request; each raises `CallError`.
+    """The selection service's calls unrelated to a single request. Each raises `CallError`.
 
     Args:
         service: the service.
@@ -49,11 +49,11 @@ class SelectionCalls:
         self._service, self._model, self._block_tokens = service, model, block_tokens
 
     def check(self, until: int) -> None:
-        """Ask for loads, which the indexer does not have."""
+        """Ask for loads, a call missing in the indexer."""
         self._service.ask("GET", "/loads", None, until, _check_loads)
 
     def registered(self, until: int) -> dict[int, str]:
-        """Return the machines that it knows, with the endpoint of their events."""
+        """Return the registered machines, with the endpoint of their events."""
         return self._service.ask("GET", "/workers", None, until, self._endpoints)
 
     def _endpoints(self, answer: object) -> dict[int, str]:
@@ -66,7 +66,7 @@ class SelectionCalls:
         """Register a machine, or change its endpoint."""
         body: dict[str, object] = {"worker_id": engine.machine, "model_name": self._model}
         body |= {"block_size": self._block_tokens, "kv_events_endpoint": engine.events}
-        # The service hands this address back with its choice; it does not call it.
+        # The service returns this address with its choice and does not call it.
         body["endpoint"] = f"machine:{engine.machine}"
         if engine.replay is not None:
             body["replay_endpoint"] = engine.replay
@@ -76,7 +76,7 @@ class SelectionCalls:
             raise CallError("refused", f"POST /workers: {state}")
 
     def end(self, machine: int, until: int) -> None:
-        """End the registration of a machine, if there is one."""
+        """End the registration of a machine, if it is registered."""
         try:
             self._service.ask("DELETE", f"/workers/{machine}", None, until, anything)
         except CallError as error:
@@ -84,7 +84,7 @@ class SelectionCalls:
                 raise
 
     def overlaps(self, tokens: list[int], until: int) -> dict[int, Held]:
-        """Return the blocks of a prompt that each machine has."""
+        """Return the blocks of a prompt on each machine."""
         body = {"token_ids": tokens, "model_name": self._model}
         most = len(tokens) // self._block_tokens
 
@@ -99,7 +99,7 @@ class SelectionCalls:
         return self._service.ask("POST", "/overlap_scores", body, until, read)
 
     def loads(self, until: int) -> dict[int, Load]:
-        """Return the load that requests have reserved on each machine."""
+        """Return the load reserved by requests on each machine."""
 
         def read(answer: object) -> dict[int, Load]:
             mine = [row for row in items(answer) if field(row, "model_name") == self._model]
@@ -119,7 +119,7 @@ def _check_loads(answer: object) -> None:
 
 
 def _lifecycle(answer: object) -> str:
-    """The state of a worker as the service has it, with its reasons."""
+    """Return the state of a worker at the service, with its reasons."""
     field(answer, "routing_group")
     state = str(field(answer, "lifecycle"))
     if state == "schedulable":

@@ -1,7 +1,7 @@
-"""Selector: the machine of each request, by a service that weighs hits against load.
+"""Selector: the machine of each request, from a service that weighs hits against load.
 
-Invariant: `pick` returns a live machine by its deadline, whatever the service does. Cost: one call
-of the service per request, and two more that it need not wait for.
+Invariant: `pick` returns a live machine by its deadline, whatever the service does. Cost: a call of
+the service per request, and two more calls without waiting.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ __all__ = ["Selector", "open_selector"]
 
 @runtime_checkable
 class Selector(Protocol):
-    """A service that chooses the machine of each request. Calls come from several threads.
+    """A service for the choice of each request's machine. Calls come from several threads.
 
     A machine is live from `add` to `remove`, except while its last request ended with
-    `failed=True`: then one request after a while is its probe.
+    `failed=True`: then a single later request is its probe.
     """
 
     def add(self, machine: int, *, events: str, replay: str | None = None) -> None:
-        """Register a machine, whose events the service then reads, and make it live.
+        """Register a machine and make it live. The service then reads its events.
 
-        At a service that does not answer the machine is registered with a later call.
+        If the service does not answer, a later call registers the machine.
 
         Args:
             machine: its number, 0 or more.
             events: endpoint of its events as the service reaches it, "tcp://HOST:PORT".
-            replay: endpoint of their replay; without one the service learns only of later events.
+            replay: endpoint of their replay. Without it the service learns only of later events.
 
         Raises:
             ConfigError: a bad argument, or the service refuses the machine.
@@ -44,10 +44,10 @@ class Selector(Protocol):
         ...
 
     def remove(self, machine: int) -> None:
-        """End a machine's registration; no request is sent there any more.
+        """End a machine's registration. No request is sent there any more.
 
         Raises:
-            ConfigError: no such machine.
+            ConfigError: an unknown machine.
         """
         ...
 
@@ -63,28 +63,28 @@ class Selector(Protocol):
         Args:
             request_id: the caller's name of the request.
             tokens: the prompt, `(tokens,)` of integers 0 to 2^32 - 1.
-            expected_output: tokens that the answer is expected to have.
+            expected_output: expected number of tokens of the answer.
 
         Returns:
-            The machine: the service's choice, or without an answer in time the one with the fewest
-            requests by our own counts, of equal ones the lowest number.
+            The machine: the service's choice, or without an answer in time the machine with the
+            fewest requests by the selector's own counts, then the lowest number.
 
         Raises:
-            ConfigError: a bad argument, or a request of this id that has not ended.
+            ConfigError: a bad argument, or an unfinished request of the same id.
             NoMachineError: no machine is live.
         """
         ...
 
     def prefilled(self, request_id: str) -> None:
-        """Note that a request's prompt is computed; an unknown id is ignored and counted."""
+        """Report a computed prompt. An unknown id is ignored and counted."""
         ...
 
     def done(self, request_id: str, *, failed: bool = False) -> None:
-        """Note that a request has ended; an unknown id is ignored and counted.
+        """Report the end of a request. An unknown id is ignored and counted.
 
         Args:
             request_id: the request.
-            failed: whether the machine failed it: it did not answer, or not in time.
+            failed: whether the machine failed: no answer, or not in time.
         """
         ...
 
@@ -94,11 +94,11 @@ def open_selector(kind: str, url: str, **options: Any) -> Selector:  # noqa: ANN
 
     Args:
         kind: "dynamo", or the name of an entry point of the group `kvtrie.selector`.
-        url: where the service is.
+        url: URL of the service.
         options: further arguments of the class.
 
     Raises:
-        ConfigError: an unknown service, one that is no `Selector`, or a bad argument.
+        ConfigError: an unknown service, an object other than a `Selector`, or a bad argument.
     """
     own = {"dynamo": "kvtrie.cluster.dynamo_selector:DynamoSelector"}
     return opened("kvtrie.selector", kind, own, Selector, url, **options)

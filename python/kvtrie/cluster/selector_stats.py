@@ -14,13 +14,13 @@ class SelectorStats:
     """Counters of a selector since it was made.
 
     Attributes:
-        picks: requests by how their machine was chosen: "selected" by the service, "probe", or by
-            our own counts because the answer of the service was "late", "unreachable", "invalid",
-            "refused" or not asked for ("open").
-        unknown: calls of `prefilled` and `done` for a request that is not in flight.
-        forgotten: requests that counted as ended, because more than 65 536 were in flight.
-        unreleased: ends that were not reported to the service, because more than 8192 waited for
-            it: it counts such requests until it restarts.
+        picks: requests by the choice of their machine: "selected" by the service, "probe", or by
+            the selector's own counts because the answer of the service was "late", "unreachable",
+            "invalid", "refused" or not requested ("open").
+        unknown: calls of `prefilled` and `done` for a request not in flight.
+        forgotten: requests counted as ended because more than 65 536 were in flight.
+        unreleased: ends not reported to the service because more than 8192 ends were waiting. The
+            service counts these requests until it restarts.
         requests: requests in flight by machine.
         calls: calls of the service by outcome, as `ServiceStats.calls`.
         breaker: state of the circuit breaker of all calls.

@@ -1,7 +1,7 @@
-"""Service: calls of one service under a circuit breaker, counted by outcome.
+"""Service: calls of a service under a circuit breaker, counted by outcome.
 
-Invariant: each call is counted once; while the breaker is open no call is made. A failure is logged
-once per reason and day. Cost: a lock per call.
+Invariant: each call is counted once, and no call is made while the breaker is open. A failure is
+logged once per reason and day. Cost: a lock per call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["SETUP_S", "Service", "ServiceStats", "seconds_from_now"]
 
 SETUP_S = 5.0
-"""Seconds for calls that set something up: the first one, and those that register a machine."""
+"""Deadline in seconds of the first call, and of calls that register a machine."""
 
 _LOG = logging.getLogger(__name__)
 _NS = 1_000_000_000
@@ -38,8 +38,8 @@ class ServiceStats:
 
     Attributes:
         calls: calls by outcome: "ok", "late" (no whole answer by the deadline), "unreachable",
-            "invalid" (no HTTP, no JSON, more than 4 MiB, or of another form), "refused" (another
-            status than success) and "open" (not made: the circuit breaker was open).
+            "invalid" (no HTTP, no JSON, more than 4 MiB, or an unexpected structure), "refused" (a
+            status without success) and "open" (not made: the circuit breaker was open).
         breaker: state of the circuit breaker of all calls.
     """
 
@@ -48,10 +48,10 @@ class ServiceStats:
 
 
 class Service:
-    """One service that answers JSON over HTTP.
+    """A service with JSON answers over HTTP.
 
     Args:
-        url: where it is.
+        url: its URL.
         clock: nanoseconds of the circuit breaker, monotone.
 
     Attributes:
@@ -59,7 +59,7 @@ class Service:
         breaker: the circuit breaker.
 
     Raises:
-        ConfigError: a URL that is none of a service.
+        ConfigError: an invalid URL.
     """
 
     def __init__(self, url: str, clock: Callable[[], int] = time.monotonic_ns) -> None:
@@ -72,7 +72,7 @@ class Service:
 
     @property
     def breaks(self) -> int:
-        """Connections that could not be made, or broke: it may have restarted since."""
+        """Number of failed or broken connections: the service may have restarted since."""
         return self._http.breaks
 
     def stats(self) -> ServiceStats:
@@ -81,14 +81,14 @@ class Service:
             return ServiceStats(dict(self._outcomes), self.breaker.state)
 
     def check(self, what: str, ask: Callable[[int], object]) -> None:
-        """Make the first call; a service that does not answer is asked again later.
+        """Make the first call. If the service does not answer, later calls ask again.
 
         Args:
-            what: the service that is wanted, for the message.
+            what: the expected service, for the message.
             ask: makes the call, until a deadline.
 
         Raises:
-            ConfigError: the service answers otherwise.
+            ConfigError: the answer is from a different service.
         """
         try:
             ask(seconds_from_now(SETUP_S))
@@ -99,7 +99,7 @@ class Service:
             self.warn(error)
         else:
             with self._lock:
-                self._outcomes.clear()  # a refusal may be the answer that was wanted
+                self._outcomes.clear()  # a refusal may be the expected answer
 
     def ask(
         self,
@@ -113,10 +113,10 @@ class Service:
 
         Args:
             method: as "POST".
-            path: the path below that of the URL.
-            body: the value that is sent as JSON; None sends none.
+            path: the path below the URL's path.
+            body: the value to send as JSON. None sends no body.
             until: the deadline, in nanoseconds of `time.monotonic_ns`.
-            read: reads the JSON value of the answer; `ValueError` where it has another form.
+            read: reads the JSON value of the answer. Raises `ValueError` for an unexpected value.
 
         Raises:
             CallError: no usable answer.
@@ -129,7 +129,7 @@ class Service:
             answer = read(self._http.call(method, path, body, until))
             ok = True
         except CallError as error:
-            ok = error.outcome == "refused"  # an answer, by a service that works
+            ok = error.outcome == "refused"  # an answer from a working service
             self._count(error.outcome)
             raise
         except ValueError as error:
@@ -142,7 +142,7 @@ class Service:
         return answer
 
     def warn(self, error: CallError) -> None:
-        """Log a call that failed, unless one of its kind was logged within the last day."""
+        """Log a failed call, unless the same failure was logged within the last day."""
         if error.outcome != "open":
             self._failures.warn(self.url, str(error))
 

@@ -1,6 +1,6 @@
-"""Sockets: addresses that a publisher binds.
+"""Sockets: bound addresses of a publisher.
 
-Invariant: an address that other machines reach is bound only if the caller says so. Cost: that of a
+Invariant: an address reachable by other machines is bound only at the caller's request. Cost: a
 bind.
 """
 
@@ -19,7 +19,7 @@ __all__ = ["bound"]
 _TCP = re.compile(r"tcp://(\*|\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):(\d{1,5}|\*)")
 _IPC = re.compile(r"ipc://[^\0]+")
 _MOST_PORT = 65535
-_MOST_READ = 1 << 20  # bytes of a frame of a reader; one that sends more is cut off
+_MOST_READ = 1 << 20  # bytes of a frame of a reader; longer frames end the connection
 
 
 def bound(
@@ -32,10 +32,10 @@ def bound(
         kind: as `zmq.PUB`.
         name: of the argument, for messages.
         given: its value.
-        public: whether it may be an address that other machines reach.
+        public: whether other machines may reach the address.
 
     Raises:
-        ConfigError: no such address, one in use, or one that other machines reach.
+        ConfigError: an invalid address, an address in use, or a reachable address.
     """
     address = text(name, given)
     tcp = _TCP.fullmatch(address)

@@ -1,7 +1,7 @@
 """Charts: a report as text, for the terminal.
 
-Invariant: a line is never wider than its content needs; nothing is coloured.
-Cost: linear in what is drawn.
+Invariant: a line is never wider than its content needs, and nothing is coloured.
+Cost: linear in the size of the chart.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _COUNTERS = {"clean": "evicted_clean", "demoted": "evicted_dirty"}
 
 
 def overview(report: Report) -> str:
-    """The map of all sessions: a row per session, a column per layer.
+    """Return the map of all sessions: a row per session, a column per layer.
 
-    A cell shows the tier on which most of the session's blocks have that layer, the faster one of
-    two with an equal number; the shares that follow are of all layers of all blocks.
+    A cell shows the tier with the layer of most of the session's blocks, the faster tier on a tie.
+    The shares after it are of all layers of all blocks.
     """
     _wanted(report)
     kinds = [*report.tiers, "dropped"]
@@ -51,12 +51,12 @@ def overview(report: Report) -> str:
 
 
 def session_map(report: Report, name: str) -> str:
-    """The map of one session: a row per layer, the last one on top, and a column per block.
+    """Return the map of a session: a row per layer, the last layer on top, and a column per block.
 
-    Where groups of layers are kept apart, all layers of a group have the same, so each has one row.
+    If groups of layers are kept apart, a group has a single row: its layers have equal residency.
 
     Raises:
-        ConfigError: there is no such session.
+        ConfigError: an unknown session.
     """
     _wanted(report)
     if name not in report.sessions:
@@ -80,7 +80,7 @@ def session_map(report: Report, name: str) -> str:
 
 
 def tier_table(report: Report) -> str:
-    """The counters of all tiers, a row per tier."""
+    """Return the counters of all tiers, a row per tier."""
     width = max(len("tier"), *(len(printable(kind)) for kind in report.tiers))
     lines = [
         printable(report.title),

@@ -1,6 +1,6 @@
-"""The twelve conversations of the demo: one system prompt, three questions each.
+"""The twelve conversations of the demo: a common system prompt, three questions each.
 
-Plain text of ordinary length, so that the shares of the cache look as they would in use.
+Plain text of ordinary length, so the shares of the cache are realistic.
 """
 
 from __future__ import annotations
@@ -167,4 +167,4 @@ CHATS = tuple(
     (_PARAGRAPHS[at], _PARAGRAPHS[at + 1], _PARAGRAPHS[at + 2])
     for at in range(0, len(_PARAGRAPHS), 3)
 )
-"""Three questions per conversation, to be asked one after the other."""
+"""Three consecutive questions per conversation."""

@@ -1,6 +1,6 @@
-"""Device: where a model runs, by what was written on the command line.
+"""Device: finds the device of a model by its name on the command line.
 
-Invariant: a device that is returned can hold a tensor. Cost: an empty tensor.
+Invariant: a returned device can hold a tensor. Cost: an empty tensor.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ __all__ = ["device"]
 
 
 def device(given: str | None) -> str:
-    """Return the device that is named, or else the first accelerator, or else the CPU.
+    """Return the named device, or else the first accelerator, or else the CPU.
 
     Args:
-        given: a name such as "cpu" or "cuda:1", or the number of a CUDA device.
+        given: a name as "cpu" or "cuda:1", or the number of a CUDA device.
 
     Raises:
-        ConfigError: there is no such device.
+        ConfigError: an unavailable device.
     """
     if given is None:
         found = torch.accelerator.current_accelerator(check_available=True)

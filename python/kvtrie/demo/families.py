@@ -1,6 +1,6 @@
-"""Families of models whose layers differ, as tiny random models.
+"""Families of models with different kinds of layers, as tiny random models.
 
-Each has at least two kinds of layers, as the published models of its family have them.
+Each has at least two kinds of layers, like the published models of its family.
 Invariant: a family's model is the same in every process. Cost: at most 200,000 parameters each.
 """
 
@@ -160,14 +160,14 @@ FAMILIES: dict[str, tuple[str, str, dict[str, object]]] = {
         },
     ),
 }
-"""By name: classes of the configuration and the model, and the settings that are the family's."""
+"""By name: classes of the configuration and the model, and the family's own settings."""
 
 
 def family(name: str) -> PreTrainedModel:
-    """A model of a family, in evaluation mode and float32.
+    """Return a model of a family, in evaluation mode and float32.
 
     Raises:
-        ConfigError: an unknown name; the message lists the known ones.
+        ConfigError: an unknown name. The message lists the known names.
     """
     config, model, own = FAMILIES[word("family", name, FAMILIES)]
     cast("Any", torch).manual_seed(1)

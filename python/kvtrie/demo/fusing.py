@@ -1,10 +1,10 @@
-"""Fusing: one question over passages whose KV is known already, answered in three ways.
+"""Fusing: a question over passages with known KV, answered in three ways.
 
-A full prefill, plain reuse of the passages' KV, and fusion, which computes few tokens of them
-again: how long each takes to its first token, how far its next token's distribution is from the
-full prefill's, and what it says.
+The ways are a full prefill, plain reuse of the passages' KV, and fusion, which recomputes a few of
+the passages' tokens. For each way the time to the first token, the distance of its next-token
+distribution from the full prefill's, and the answer are shown.
 Invariant: all ways read the same tokens. Exit status 0 if fusion is nearer to the full prefill than
-plain reuse is, 1 if not, 2 if it cannot start. Cost: half a minute with SmolLM2 on two cores.
+plain reuse, 1 if not, 2 if it cannot start. Cost: half a minute with SmolLM2 on two cores.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 __all__ = ["FuseOptions", "Way", "fuse"]
 
 _BLOCK_TOKENS = 16
-_PASSAGE = 256  # tokens of a passage of a single file
+_PASSAGE = 256  # tokens of a passage when cutting a single file
 _PLAIN_WIDTH = 120
 
 
@@ -68,23 +68,23 @@ class FuseOptions:
     """Options of `kvtrie fuse`.
 
     Attributes:
-        passages: files, each a passage; none takes the built-in ones.
-        question: what is asked; None takes the built-in one.
+        passages: files, each a passage. Empty takes the built-in passages.
+        question: the question. None takes the built-in question.
         tiny: a random model instead of SmolLM2.
-        select: how tokens are chosen; see `kvtrie.fuse.select`.
-        ratio: share of the passages' tokens to compute again; None is for the controller, or .15.
-        controller: a profile by which a controller chooses the ratio.
-        deviation: a file of a measured `DeviationProfile`: its rankings choose the tokens instead
-            of `select`, its shares are the ratios unless `ratio` is given, or the controller's.
-        measure: where to write the profile of a fusion that computes all tokens; None for nowhere.
+        select: choice of the tokens, see `kvtrie.fuse.select`.
+        ratio: share of the passages' tokens to recompute. None leaves it to the controller, or .15.
+        controller: a profile for a controller of the ratio.
+        deviation: a file of a measured `DeviationProfile`. Its rankings choose the tokens instead
+            of `select`. Its shares are the ratios unless `ratio` is given, or the controller's.
+        measure: path for the profile of a fusion with all tokens recomputed, or None.
         monitor: compare the fusion with a full prefill.
-        tier: where the passages are before they are fused: "gpu", "host", or `disk:PATH:SIZE`, a
-            folder in which the next run finds their KV.
-        split: the most tokens of a passage, into which a file is cut at ends of sentences; None
-            cuts a single file into passages of 256, and takes each of several as one.
-        plot: where to draw which tokens were computed at which layers; None for nowhere.
+        tier: tier of the passages before the fusion: "gpu", "host", or `disk:PATH:SIZE`, a folder
+            in which the next run finds their KV.
+        split: maximum tokens of a passage, for cutting files at ends of sentences. None cuts a
+            single file into passages of 256 tokens, and takes each of several files as a passage.
+        plot: path for a picture of the computed tokens and layers, or None.
         answer_tokens: tokens of each answer.
-        json: print one JSON document instead of a table.
+        json: print a JSON document instead of a table.
     """
 
     passages: Sequence[Path] = ()
@@ -105,14 +105,14 @@ class FuseOptions:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to answer.
+    """A way to answer.
 
     Attributes:
-        name: what it is called.
+        name: its name.
         seconds: time to the logits of its first token.
-        kl: of these from the full prefill's, in nats.
-        computed: share of the passages' (token, layer) pairs that it computed.
-        answer: what it says.
+        kl: divergence of these logits from the full prefill's, in nats.
+        computed: computed share of the passages' (token, layer) pairs.
+        answer: its answer.
     """
 
     name: str
@@ -123,20 +123,20 @@ class Way:
 
 
 def fuse(options: FuseOptions) -> int:
-    """Answer in three ways and return the exit status; prints to standard output."""
+    """Answer in three ways, print the results and return the exit status."""
     console = Console(
         stderr=options.json,
         highlight=False,
-        emoji=False,  # of a path such as a:x:b
+        emoji=False,  # for paths as a:x:b
         width=None if sys.stdout.isatty() else _PLAIN_WIDTH,
     )
     try:
         if options.tiny:
-            torch.set_num_threads(1)  # so small a model only loses by sharing its work out
+            torch.set_num_threads(1)  # threads slow down so small a model
         texts = [read_text(path, "the passage") for path in options.passages] or list(PASSAGES)
         question = options.question or QUESTION
         speaker = tiny() if options.tiny else smollm(console)
-        torch.nn.Module.to(speaker.model, default_device())  # the first tier is on that device
+        torch.nn.Module.to(speaker.model, default_device())  # the device of the first tier
         return _run(options, speaker, texts, question, console)
     except KvtrieError as error:
         console.print(str(error), style="red", markup=False)
@@ -157,7 +157,7 @@ def _run(
 def _passages(
     options: FuseOptions, speaker: Speaker, texts: Sequence[str]
 ) -> list[NDArray[np.int64]]:
-    """The tokens of each passage.
+    """Return the tokens of each passage.
 
     Raises:
         ConfigError: a size below 1.
@@ -180,14 +180,14 @@ def _compare(
     *,
     console: Console,
 ) -> int:
-    """Answer in the three ways, and print them."""
+    """Answer in the three ways, and print the results."""
     chunks = [chunk.tokens for chunk in context.chunks]
     known = len(store.lookup(chunks).found)
     runner = _Runner(speaker, context, store, options.answer_tokens)
     decoder = Decoder(speaker.model)
     reuse = Fusor(decoder, store, ratio=0.0)
     fusion = _fusion(options, decoder, store)
-    # The cache has the passages' KV from an earlier request that had them in another order.
+    # The cache has the passages' KV from an earlier request with a different order.
     before = FAMILIAR if len(context.chunks) == len(FAMILIAR) else range(len(context.chunks))
     with console.status("computing each passage alone, once"):
         began = time.perf_counter()
@@ -231,7 +231,7 @@ def _compare(
 
 
 def _document(context: Context, ways: Sequence[Way], fused: Fused) -> dict[str, Any]:
-    """Tokens, ways and the log of the fusion, for a script."""
+    """Return tokens, ways and the log of the fusion, for a script."""
     return {
         "tokens": [len(chunk.tokens) for chunk in context.chunks],
         "query": len(context.query),
@@ -242,7 +242,7 @@ def _document(context: Context, ways: Sequence[Way], fused: Fused) -> dict[str, 
 
 
 def _fusion(options: FuseOptions, decoder: Decoder, store: CacheStore) -> Fusor:
-    """The fusor that is asked for."""
+    """Return the requested fusor."""
     measured = None if options.deviation is None else DeviationProfile.read(options.deviation)
     shares = measured if measured is not None and measured.shares else None
     controller = None
@@ -262,13 +262,13 @@ def _fusion(options: FuseOptions, decoder: Decoder, store: CacheStore) -> Fusor:
 
 
 def _store(speaker: Speaker, context: Context, place: str) -> tuple[CacheStore, Kind]:
-    """A store with room for the passages and one fused cache, and for the passages below it.
+    """Open a store with room for the passages and a fused cache, and for the passages below it.
 
     Returns:
-        The store, with the passages that a disk has, and the kind of tier that `place` names.
+        The store, with the passages found on a disk, and the kind of tier in `place`.
 
     Raises:
-        ConfigError: no such tier, or a folder that cannot be written.
+        ConfigError: an unknown tier, or an unwritable folder.
     """
     model = speaker.model
     dtype = str(model.dtype).removeprefix("torch.")
@@ -297,7 +297,7 @@ def _store(speaker: Speaker, context: Context, place: str) -> tuple[CacheStore, 
 
 @dataclass(frozen=True, slots=True)
 class _Runner:
-    """A question and what answers it."""
+    """A question with its model and store."""
 
     speaker: Speaker
     context: Context
@@ -305,7 +305,7 @@ class _Runner:
     answer_tokens: int
 
     def prefill(self) -> tuple[Way, torch.Tensor]:
-        """The way of a full prefill, and the logits that all others are held against."""
+        """Return the full prefill as a way, and its logits as the reference."""
         chunks = (chunk.tokens for chunk in self.context.chunks)
         ids = np.concatenate([self.store.prefix, *chunks, self.context.query])
         rows = torch.as_tensor(ids)[None].to(self.speaker.model.device)
@@ -315,7 +315,7 @@ class _Runner:
         return Way("full prefill", seconds, 0.0, 1.0, self._answer(rows)), logits
 
     def fused(self, name: str, fusor: Fusor, truth: torch.Tensor) -> tuple[Way, Fused]:
-        """The way of a fusor, and what it made, which is closed."""
+        """Return the result of a fusor as a way, and its closed fusion."""
         began = time.perf_counter()
         with fusor.fuse(self.context) as fused:
             logits = self._logits(fused.ids[:, -1:], fused.cache)

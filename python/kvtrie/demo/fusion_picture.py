@@ -1,4 +1,4 @@
-"""The picture of a fusion: tokens × layers, and what was computed of them.
+"""The picture of a fusion: tokens × layers, marked as computed or reused.
 
 Cost: half a second.
 """
@@ -27,15 +27,15 @@ _INK = "#333333"
 
 
 def draw_fusion(path: Path, title: str, log: FusionLog) -> None:
-    """Write the picture, of the kind that `path` ends in.
+    """Write the picture in the format of the path's ending.
 
     Args:
-        path: where to write.
-        title: one line above it.
+        path: the file.
+        title: a line above it.
         log: of the fusion.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: the file is unwritable.
     """
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch

@@ -1,9 +1,9 @@
-"""`kvtrie demo --hybrid`: models whose layers differ, each through gpu, host and disk twice.
+"""`kvtrie demo --hybrid`: models with different kinds of layers, each through three tiers twice.
 
-For every family five chats of one system prompt take two turns. The tiers are closed, opened again
-with what the disk has, and the chats take the same turns once more. Every answer is compared with
-the model's own. The exit status is the verdict: 0 if all answers are the same.
-Invariant: gpu and host memory hold less than the chats need, so that points move to disk and back.
+For every family five chats with a common system prompt take two turns. The tiers are closed and
+opened again with the blocks on disk, and the chats take the same turns once more. Every answer is
+compared with the model's own. The exit status is the verdict: 0 if all answers are the same.
+Invariant: gpu and host memory are too small for the chats, so resume points move to disk and back.
 Cost: a minute of one core, and 10 MB of a temporary folder.
 """
 
@@ -37,27 +37,27 @@ _CHATS, _TURNS, _ROUNDS = 5, 2, 2
 _STEPS = 4
 _GPU_BLOCKS, _HOST_BLOCKS = 14, 16
 _DISK = "10MB"
-_TIE = 1e-3  # margin of two logits that fp32 does not decide
+_TIE = 1e-3  # margin of two logits too small for fp32
 _NOTHING = 2**32 - 1
 
 
 @dataclass(slots=True)
 class FamilyRun:
-    """Figures of one family.
+    """Figures of a family.
 
     Attributes:
         name: the family.
         groups: its groups of layers, as text.
-        answers: answers compared.
-        different: of these, the ones with other tokens that are no ties.
+        answers: compared answers.
+        different: answers with different tokens, without ties.
         tokens: prompt tokens of all turns.
-        found: of these, those that were found on a tier.
-        loaded: blocks and states that came back from host memory.
-        from_disk: those that came back from disk.
-        restored: blocks of the first group that were on disk after the restart.
-        held: bytes of memory that resume points hold on all tiers.
-        all_layers: bytes of memory that the same blocks take if every group keeps all of them.
-        map: per group, where each block of the longest chat is: g gpu, h host, d disk, "." nowhere.
+        found: prompt tokens found on a tier.
+        loaded: blocks and states loaded from host memory.
+        from_disk: blocks and states loaded from disk.
+        restored: blocks of the first group on disk after the restart.
+        held: bytes of memory held by resume points on all tiers.
+        all_layers: bytes of memory for the same blocks with all layers of every group.
+        map: per group, a letter per block of the longest chat: g gpu, h host, d disk, "." nowhere.
     """
 
     name: str
@@ -78,7 +78,7 @@ def hybrid_demo(*, as_json: bool) -> int:
     """Run every family and print its figures.
 
     Args:
-        as_json: print one JSON document instead of lines for people.
+        as_json: print a JSON document instead of readable lines.
 
     Returns:
         0 if every answer was the model's own, else 1.
@@ -100,10 +100,10 @@ def hybrid_demo(*, as_json: bool) -> int:
 
 
 def run_family(name: str) -> FamilyRun:
-    """Serve the chats of one family.
+    """Serve the chats of a family.
 
     Args:
-        name: one of `FAMILIES`.
+        name: a name in `FAMILIES`.
 
     Raises:
         ConfigError: an unknown name.
@@ -124,7 +124,7 @@ def run_family(name: str) -> FamilyRun:
 
 @contextmanager
 def _executor(shape: ModelShape, folder: str) -> Generator[Executor]:
-    """Three tiers, of which the first two have room for a part of the chats."""
+    """Open three tiers, the first two with room for a part of the chats."""
     resume = ResumePoints() if shape.groups else None
     sizes = [shape.block_bytes(_BLOCK, group) for group in range(max(1, len(shape.groups)))]
     # A resume point has a state or two blocks of a window.
@@ -132,7 +132,7 @@ def _executor(shape: ModelShape, folder: str) -> Generator[Executor]:
         size * (1 if group.state_bytes else 2)
         for size, group in zip(sizes[1:], shape.groups[1:], strict=True)
     )
-    # Of a path, the states at its branch and its end stay, and a row writes two more.
+    # A path keeps the states at its branch and its end, and a row writes two more.
     points = 14 if any(group.state_bytes for group in shape.groups) else 5
     tiers = [
         Tier("gpu", bytes=_GPU_BLOCKS * sizes[0] + points * point),
@@ -143,7 +143,7 @@ def _executor(shape: ModelShape, folder: str) -> Generator[Executor]:
         shape,
         tiers,
         block_tokens=_BLOCK,
-        cost=Cost(ns_per_token=1e9),  # so that a tiny model prefers a load
+        cost=Cost(ns_per_token=1e9),  # makes loads cheaper than computing for a tiny model
         resume=resume,
     )
     executor = Executor(manager, open_pools(shape, tiers, _BLOCK, resume=resume))
@@ -154,7 +154,7 @@ def _executor(shape: ModelShape, folder: str) -> Generator[Executor]:
 
 
 def _round(model: PreTrainedModel, executor: Executor, run: FamilyRun) -> list[torch.Tensor]:
-    """All turns of all chats; the same in every round."""
+    """Take all turns of all chats, the same in every round."""
     generator = torch.Generator().manual_seed(0)
 
     def some(tokens: int) -> torch.Tensor:
@@ -198,7 +198,7 @@ def _answer(model: PreTrainedModel, ids: torch.Tensor, cache: KvtrieCache | None
 
 
 def _count(executor: Executor, shape: ModelShape, run: FamilyRun, chat: torch.Tensor) -> None:
-    """Count what the tiers hold, and draw where one chat is."""
+    """Count the contents of the tiers, and draw the residency of a chat."""
     manager = executor.manager
     stats = manager.stats().tiers
     run.loaded += stats["host"].promoted
@@ -219,7 +219,7 @@ def _count(executor: Executor, shape: ModelShape, run: FamilyRun, chat: torch.Te
 
 
 def _row(tables: Sequence[Sequence[int]], blocks: int) -> str:
-    """The fastest tier of each block in one group."""
+    """Return the fastest tier of each block in a group."""
     row = ""
     for block in range(blocks):
         here = [

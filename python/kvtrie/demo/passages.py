@@ -1,8 +1,8 @@
-"""Passages: six pieces of text, cut where a reader would least like it, and a question to them.
+"""Passages: six pieces of text, cut at the worst places, and a question about them.
 
-An archive's name ends a passage, and what is said of it begins the next one: a passage that was
-computed alone does not know whose code it begins with.
-Invariant: the text is fixed, so that runs can be compared. Cost: none.
+An archive's name ends a passage, and the next passage begins with its facts: a passage computed
+alone lacks the archive of its first fact.
+Invariant: the text is fixed, for comparable runs. Cost: none.
 """
 
 __all__ = ["FAMILIAR", "PASSAGES", "QUESTION", "SYSTEM"]
@@ -56,6 +56,6 @@ PASSAGES = (
 )
 
 FAMILIAR = (3, 0, 5, 1, 4, 2)
-"""Some other order in which the passages came before."""
+"""A different order of the passages in earlier requests."""
 
 QUESTION = "\n\nQuestion: What is the access code of Bergen?\nAnswer: The access code of Bergen is"

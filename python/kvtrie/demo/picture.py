@@ -1,4 +1,4 @@
-"""The demo's picture: how the tiers filled over time, and which layers of what ended up where.
+"""The demo's picture: fill of the tiers over time, and final residency of all layers.
 
 Cost: about a second, once, after the last turn.
 """
@@ -38,17 +38,17 @@ def draw(
     names: Sequence[str],
     grids: Sequence[NDArray[np.int8]],
 ) -> None:
-    """Write timeline and map as a picture of the kind that `path` ends in.
+    """Write timeline and map as a picture in the format of the path's ending.
 
     Args:
-        path: where to write.
-        title: one line above it all.
+        path: the file.
+        title: a line above both.
         shares: after each turn, blocks on each of the tiers and, last, dropped.
         names: of the conversations.
-        grids: per conversation, `(layers, blocks)` of tier numbers, as `residency.grid` gives it.
+        grids: per conversation, `(layers, blocks)` of tier numbers, from `residency.grid`.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: the file is unwritable.
     """
     drawn = figure(title, 7.2)
     axes: Any = drawn.subplots(2, 1, height_ratios=(1, 1.5))
@@ -61,10 +61,10 @@ def draw(
 def draw_map(
     path: Path, title: str, names: Sequence[str], grids: Sequence[NDArray[np.int8]]
 ) -> None:
-    """Write the map alone, with a legend of the tiers in it; arguments as in `draw`.
+    """Write the map alone, with a legend of its tiers. Arguments as in `draw`.
 
     Raises:
-        ConfigError: the file cannot be written, or there is nothing to draw.
+        ConfigError: the file is unwritable, or there is nothing to draw.
     """
     from matplotlib.patches import Patch
 

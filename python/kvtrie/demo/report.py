@@ -1,8 +1,8 @@
-"""Report: what a manager held at one moment, as a small JSON file.
+"""Report: the contents of a manager at a moment, as a small JSON file.
 
-`kvtrie demo` and `kvtrie replay` write it; `kvtrie map` and `kvtrie stats` read it.
-Invariant: taking a report changes nothing, and what is read is checked.
-Cost: one lookup per session, about one byte per block and layer on disk.
+`kvtrie demo` and `kvtrie replay` write it. `kvtrie map` and `kvtrie stats` read it.
+Invariant: capturing a report changes nothing, and a read report is checked.
+Cost: a lookup per session, about one byte per block and layer on disk.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Report:
     """Snapshot of a run: each block's tiers, and counters of each tier.
 
     Attributes:
-        title: what ran, in one line.
-        block_tokens: tokens of a block, as they were given to the manager.
+        title: description of the run in one line.
+        block_tokens: tokens of a block in the manager's settings.
         layers: layers of the model.
-        tiers: per tier, fastest first, its counters as `BlockManager.stats` names them.
-        sessions: per session, int8 `(layers, blocks)`: the number of the fastest tier that held
-            the layer of the block, or -1.
-        groups: where groups of layers are kept apart, a layer of each by the group's description.
+        tiers: per tier, fastest first, its counters under the names of `BlockManager.stats`.
+        sessions: per session, int8 `(layers, blocks)`: the number of the fastest tier with the
+            layer of the block, or -1.
+        groups: if groups of layers are kept apart, a layer of each by the group's description.
     """
 
     title: str
@@ -60,12 +60,12 @@ def capture(
     sessions: Mapping[str, Sequence[int]],
     now: int,
 ) -> Report:
-    """Take a report.
+    """Capture a report.
 
     Args:
-        manager: whose state is taken.
-        title: what ran, in one line.
-        sessions: all tokens of each session whose blocks are to be on the map, by name.
+        manager: the manager.
+        title: description of the run in one line.
+        sessions: all tokens of each session for the map, by name.
         now: the time, in nanoseconds.
     """
     stats = manager.stats().as_dict()
@@ -86,10 +86,10 @@ def _counters(tier: dict[str, Any]) -> dict[str, int]:
 
 
 def write_report(path: Path, report: Report) -> None:
-    """Write a report as JSON; a layer of a session is one text with a character per block.
+    """Write a report as JSON. A layer of a session is a text with a character per block.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: the file is unwritable.
     """
     document = {
         "format": _FORMAT,
@@ -104,10 +104,10 @@ def write_report(path: Path, report: Report) -> None:
 
 
 def read_report(path: Path) -> Report:
-    """Read what `write_report` wrote.
+    """Read a report of `write_report`.
 
     Raises:
-        ConfigError: the file cannot be read or is no report.
+        ConfigError: the file is unreadable or no report.
     """
     document = json_of(read_text(path, "the report"), f"{path} is no report of kvtrie")
     if not isinstance(document, dict) or cast("Any", document).get("format") != _FORMAT:
@@ -147,7 +147,7 @@ def _groups(given: dict[str, Any], layers: int) -> dict[str, int]:
 
 
 def _grid(texts: list[str], layers: int, tiers: int) -> NDArray[np.int8]:
-    """Parse the texts of one session into its grid."""
+    """Parse the texts of a session into its grid."""
     if len(texts) != layers or len({len(text) for text in texts}) != 1:
         raise ValueError(f"a session with {len(texts)} uneven rows of {layers}")
     rows = [[DROPPED if mark == _GONE else int(mark) for mark in text] for text in texts]

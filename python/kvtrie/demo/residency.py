@@ -1,8 +1,8 @@
-"""Residency: which layer of which block of a conversation is on which tier, as a small grid.
+"""Residency: the tiers of all layers and blocks of a conversation, as a small grid.
 
 The demo draws its picture and timeline from these grids, and `kvtrie map` prints them.
 Invariant: a lookup changes nothing in the manager.
-Cost: one lookup per conversation.
+Cost: a lookup per conversation.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["DROPPED", "grid", "share"]
 
 DROPPED = -1
-"""The code of a layer that is on no tier; the other codes are the tiers' numbers."""
+"""The code of a layer without a tier. All remaining codes are the tiers' numbers."""
 
 
 def grid(manager: BlockManager, tokens: Sequence[int], now: int) -> NDArray[np.int8]:
     """Return the tier of every layer of every full block of `tokens`.
 
     Returns:
-        int8 `(layers, blocks)`: the number of the fastest tier that holds it, or `DROPPED`. Where
-        groups of layers are kept apart, a layer of a group has what its group has.
+        int8 `(layers, blocks)`: the number of the fastest tier with the layer, or `DROPPED`. If
+        groups of layers are kept apart, a layer has the tier of its group's copy.
     """
     blocks = len(tokens) // manager.block_tokens
     where = np.full((manager.model.layers, blocks), DROPPED, dtype=np.int8)
@@ -46,11 +46,11 @@ def grid(manager: BlockManager, tokens: Sequence[int], now: int) -> NDArray[np.i
 
 
 def share(grids: Sequence[NDArray[np.int8]], common: int, tiers: int) -> list[float]:
-    """Count layers on each tier and, last, dropped ones, in units of whole blocks.
+    """Count layers on each tier and, last, dropped layers, in units of whole blocks.
 
     Args:
-        grids: one per conversation.
-        common: blocks at their start that all conversations share; they count once.
+        grids: a grid per conversation.
+        common: number of shared blocks at the start of all conversations, counted once.
         tiers: number of tiers.
     """
     counted = [each if at == 0 else each[:, common:] for at, each in enumerate(grids)]

@@ -1,7 +1,7 @@
 """The demo's run: twelve interleaved conversations in too little memory, turn by turn.
 
-Every turn is answered with kvtrie and from nothing, and compared. The exit status is the verdict:
-0 if every answer is the same and, with structure "holes", tokens were recomputed in holes; 1 if
+Every turn is answered with kvtrie and without reuse, and compared. The exit status is the verdict:
+0 if every answer is the same and, with structure "holes", tokens were recomputed in holes. 1 if
 not, 2 if the demo cannot start, 130 after Ctrl-C.
 Cost: about two minutes of two CPU cores with SmolLM2, seconds with the tiny model.
 """
@@ -52,15 +52,15 @@ class Options:
     Attributes:
         structure: "holes" (with single layers as victims) or "leaf-only" (whole blocks).
         tiny: a random model instead of SmolLM2.
-        picture: where to write the picture; None for nowhere.
-        save: where to write a report for `kvtrie map` and `kvtrie stats`; None for nowhere.
-        json: print one JSON document instead of lines for people.
-        answer_tokens: the most tokens of an answer.
+        picture: path for the picture, or None.
+        save: path for a report for `kvtrie map` and `kvtrie stats`, or None.
+        json: print a JSON document instead of readable lines.
+        answer_tokens: maximum tokens of an answer.
         gpu_share: blocks of the `gpu` tier per block of all KV.
         host_share: blocks of the `host` tier per block of all KV.
         disk_share: blocks of the `disk` tier per block of all KV.
-        disk: folder of the `disk` tier, where a later run finds its blocks; None for no such tier.
-        seed: of the order in which the conversations take turns.
+        disk: folder of the `disk` tier, for later runs to find its blocks. None for no disk tier.
+        seed: seed of the order of the conversations' turns.
     """
 
     structure: Literal["holes", "leaf-only"] = "holes"
@@ -78,14 +78,14 @@ class Options:
 
 @dataclass(slots=True)
 class _Record:
-    """Turns and residency that the run has recorded."""
+    """Recorded turns and residency of the run."""
 
     turns: list[Turn] = field(default_factory=list[Turn])
     shares: list[list[float]] = field(default_factory=list[list[float]])
 
 
 def demo(options: Options) -> int:
-    """Run the demo and return its exit status; prints to standard output."""
+    """Run the demo, print its results and return its exit status."""
     console = Console(
         stderr=options.json,
         highlight=False,
@@ -94,9 +94,9 @@ def demo(options: Options) -> int:
     )
     try:
         if options.tiny:
-            torch.set_num_threads(1)  # so small a model only loses by sharing its work out
+            torch.set_num_threads(1)  # threads slow down so small a model
         speaker = tiny() if options.tiny else smollm(console)
-        torch.nn.Module.to(speaker.model, default_device())  # the first tier is on that device
+        torch.nn.Module.to(speaker.model, default_device())  # the device of the first tier
         return _run(options, speaker, console)
     except KvtrieError as error:
         console.print(str(error), style="red", markup=False)
@@ -166,7 +166,7 @@ def _run(options: Options, speaker: Speaker, console: Console) -> int:
 
 
 def _document(record: _Record, manager: BlockManager) -> dict[str, Any]:
-    """Turns, shares of tiers and the tiers, for a script."""
+    """Return turns, shares of tiers and the tiers, for a script."""
     counted = manager.stats().tiers
     return {
         "shares": record.shares,
@@ -181,7 +181,7 @@ def _document(record: _Record, manager: BlockManager) -> dict[str, Any]:
 def _tiers(
     options: Options, opening: int, questions: Sequence[Sequence[Sequence[int]]]
 ) -> list[Tier]:
-    """Tiers that hold the wanted shares of all KV, the first one a whole conversation at least."""
+    """Return tiers for the wanted shares of all KV, the first with room for any conversation."""
     lengths = [
         opening + sum(len(turn) + options.answer_tokens for turn in chat) for chat in questions
     ]
@@ -226,7 +226,7 @@ def _greet(
 
 
 def _columns(options: Options) -> list[tuple[str, str]]:
-    """Name and meaning of each column of the table."""
+    """Return name and meaning of each column of the table."""
     columns = [
         ("prompt", "tokens of the conversation so far, with the new question"),
         ("reused from", "tokens whose KV was found, by tier"),

@@ -1,6 +1,6 @@
-"""One turn of one conversation, answered twice: through kvtrie, and from nothing.
+"""A turn of a conversation, answered twice: through kvtrie, and without reuse.
 
-The uncached answer is the reference; the cached one must be the same token for token. If the
+The uncached answer is the reference, and the cached answer must have the same tokens. If the
 reference's two best logits are closer than `TIE`, rounding of float32 may choose either token, and
 the logits are compared instead.
 Cost: two generations of the same answer.
@@ -29,28 +29,26 @@ __all__ = ["AGREE", "TIE", "Turn", "pace", "take"]
 TIE = 1e-3
 """Margin between the two best logits below which a choice of token is a tie."""
 AGREE = 1e-4
-"""How far logits may differ between two float32 computations of the same thing."""
+"""Maximum difference of logits between two float32 computations of the same token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Figures and the answer of one turn.
+    """Figures and the answer of a turn.
 
     Attributes:
         chat: number of the conversation, from 1.
         turn: number of the turn, from 1.
         prompt: tokens of the prompt.
-        reused: tokens reused from each tier, in the tiers' order; a token of which a third of
-            the layers came from a tier counts as a third there.
-        holes: tokens that had been dropped within the match and were computed at their positions.
-        sooner: tokens within the match that were computed since loading them would have taken
-            longer.
-        earlier: tokens reused that an earlier run had left on disk, each counted once, when it is
-            first used again.
-        end: tokens after the match, which any cache has to compute.
+        reused: tokens reused from each tier, in the tiers' order. A token with a third of its
+            layers from a tier counts as a third there.
+        holes: dropped tokens within the match, recomputed at their positions.
+        sooner: tokens within the match recomputed because loading them would have taken longer.
+        earlier: reused tokens left on disk by an earlier run, each counted once, at its first use.
+        end: tokens after the match, computed with any cache.
         first_s: seconds to the first token with kvtrie.
         uncached_s: seconds to the first token without kvtrie.
-        difference: largest difference of two logits, over the steps that both answers share.
+        difference: largest difference of two logits, over the common steps of both answers.
         verdict: "equal", "tie" or "differs".
         answer: the true answer's tokens.
     """
@@ -84,15 +82,15 @@ def take(
 
     Args:
         speaker: the model.
-        executor: of the manager whose cache is used.
+        executor: of the manager with the cache.
         prompt: all tokens of the conversation so far.
-        chat: number of the conversation, which is also its session.
+        chat: number of the conversation and of its session.
         turn: number of the turn.
-        answer_tokens: the most tokens of an answer.
-        since: when this run began, on the executor's clock.
+        answer_tokens: maximum tokens of an answer.
+        since: begin of this run, on the executor's clock.
 
     Raises:
-        NoSpaceError: the conversation does not fit on the first tier.
+        NoSpaceError: the first tier has no room for the conversation.
     """
     ids = torch.tensor([list(prompt)], device=speaker.model.device)
     tokens, logits, uncached_s = _answer(speaker, ids, None, answer_tokens, time.perf_counter())
@@ -126,9 +124,9 @@ def take(
 
 
 def _left(executor: Executor, prompt: Sequence[int], since: int) -> tuple[set[int], int]:
-    """Indices of the prompt's resident blocks that were last used before `since`.
+    """Return indices of the prompt's resident blocks last used before `since`.
 
-    Also the number of tokens within the match that lack a layer on every tier.
+    Also the number of tokens within the match with a layer missing on every tier.
     """
     now = executor.clock()
     match = executor.manager.lookup(prompt, now=now)
@@ -148,9 +146,9 @@ def _left(executor: Executor, prompt: Sequence[int], since: int) -> tuple[set[in
 
 
 def pace(speaker: Speaker, tokens: Sequence[int]) -> float:
-    """Nanoseconds that the model takes to prefill a token, measured on `tokens` after a warm-up.
+    """Return the nanoseconds per prefilled token, measured on `tokens` after a warm-up.
 
-    The planner weighs recomputation against loading by this.
+    The planner weighs recomputation against loading by this number.
     """
     ids = torch.tensor([list(tokens)], device=speaker.model.device)
     _answer(speaker, ids, None, 1, time.perf_counter())
@@ -159,7 +157,7 @@ def pace(speaker: Speaker, tokens: Sequence[int]) -> float:
 
 
 class _FirstToken(StoppingCriteria):
-    """Stops nothing; notes when the first token was there."""
+    """Stops nothing, and records the time of the first token."""
 
     def __init__(self) -> None:
         self.at: float | None = None
@@ -177,7 +175,7 @@ def _answer(
     answer_tokens: int,
     started: float,
 ) -> tuple[list[int], torch.Tensor, float]:
-    """Greedy tokens, their logits `(steps, vocabulary)`, and seconds to the first token."""
+    """Return greedy tokens, their logits `(steps, vocabulary)`, and seconds to the first token."""
     first = _FirstToken()
     model: Any = speaker.model
     out = model.generate(
@@ -195,7 +193,7 @@ def _answer(
 
 
 def _reused(plan: Plan, cache: KvtrieCache, tiers: int) -> tuple[float, ...]:
-    """Tokens that each tier spared us, weighed by the share of layers that came from it."""
+    """Return the tokens reused from each tier, weighted by the tier's share of layers."""
     sums = [0.0] * tiers
     for span in plan.spans:
         if span.action != "recompute":
@@ -205,7 +203,7 @@ def _reused(plan: Plan, cache: KvtrieCache, tiers: int) -> tuple[float, ...]:
 
 
 def _earlier(plan: Plan, cache: KvtrieCache, left: set[int], block_tokens: int) -> float:
-    """Tokens in these blocks that the plan spares us, weighed as in `_reused`."""
+    """Return the reused tokens in these blocks, weighted as in `_reused`."""
     tokens = 0.0
     for span in plan.spans:
         if span.action != "recompute":

@@ -1,8 +1,8 @@
-"""Arguments: the one way in which settings check what they are given.
+"""Arguments: the checks of given values, common to all settings.
 
-Invariant: what comes back is plain (an int, a float, a str, a tuple), whatever numpy or torch gave;
-anything else is a `ConfigError` that names the setting and shows the value. Cost: a comparison or
-two; of a sequence no more is read than may be given.
+Invariant: results are plain (an int, a float, a str, a tuple), even for values of numpy or torch.
+Any invalid value raises a `ConfigError` with the setting's name and the value. Cost: a comparison
+or two. A sequence is read only up to its allowed length.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _Kind = TypeVar("_Kind")
 
 
 class _Short(reprlib.Repr):
-    """Writes values shortly, also those that Python's own writes whole before it cuts them."""
+    """Writes values briefly, without Python's full text of a long value."""
 
     def repr_bytes(self, given: bytes, level: int) -> str:
         del level
@@ -73,18 +73,18 @@ _SHORT = _Short()
 
 
 def shown(given: object) -> str:
-    """Return a value as a message shows it: short, whatever it is."""
+    """Return any value as a short text for messages."""
     try:
         return _SHORT.repr(given)
-    except Exception:  # noqa: BLE001 - a value that cannot be shown is still to be named
+    except Exception:  # noqa: BLE001 - a message also names a value without a repr
         return f"a {type(given).__name__}"
 
 
 def whole(name: str, given: object, low: int, high: int) -> int:
-    """Return an integer `low` to `high`, which may be written as a whole float (`8e9`).
+    """Return an integer `low` to `high`. A whole float (`8e9`) is accepted.
 
     Raises:
-        ConfigError: another number, a bool, or no number.
+        ConfigError: a number out of range or not whole, a bool, or no number.
     """
     found = None
     if isinstance(given, numbers.Real) and not isinstance(given, numbers.Integral):
@@ -107,7 +107,7 @@ def real(name: str, given: object, low: float, high: float, *, open_end: bool = 
     """Return a finite number `low` to `high`, or below `high` with `open_end`.
 
     Raises:
-        ConfigError: another number, a bool, or no number.
+        ConfigError: a number out of range or not finite, a bool, or no number.
     """
     number = math.nan
     if isinstance(given, (numbers.Real, float)) and given is not True and given is not False:
@@ -125,7 +125,7 @@ def real(name: str, given: object, low: float, high: float, *, open_end: bool = 
 
 
 def text(name: str, given: object) -> str:
-    """Return a str that can be written as UTF-8.
+    """Return a str with a UTF-8 encoding.
 
     Raises:
         ConfigError: no str, lone surrogates, or more than 65 535 bytes.
@@ -142,7 +142,7 @@ def text(name: str, given: object) -> str:
 
 
 def salt(name: str, given: object) -> bytes:
-    """Return the bytes that distinguish tenants or adapters.
+    """Return the bytes of a tenant's or adapter's salt.
 
     Raises:
         ConfigError: no bytes, or more than 65 535.
@@ -155,10 +155,10 @@ def salt(name: str, given: object) -> bytes:
 
 
 def word(name: str, given: object, allowed: Collection[str]) -> str:
-    """One of a few words.
+    """Return an allowed word.
 
     Raises:
-        ConfigError: another one.
+        ConfigError: any other value.
     """
     if not (isinstance(given, str) and given in allowed):
         raise ConfigError(f"{name} is one of {', '.join(allowed)}, not {shown(given)}")
@@ -166,7 +166,7 @@ def word(name: str, given: object, allowed: Collection[str]) -> str:
 
 
 def flag(name: str, given: object) -> bool:
-    """True or False, Python's or numpy's.
+    """Return True or False, from a bool of Python or numpy.
 
     Raises:
         ConfigError: anything else.
@@ -180,10 +180,10 @@ def flag(name: str, given: object) -> bool:
 
 
 def folder(name: str, given: object) -> str:
-    """Return a path that the file system can name: `~` is expanded, and so is `file://`.
+    """Return a valid path, with `~` and `file://` expanded.
 
     Raises:
-        ConfigError: no path, or one that cannot be encoded; another scheme, a variable, an unknown
+        ConfigError: no path, or a path without an encoding, another scheme, a variable, an unknown
             user's home.
     """
     try:
@@ -198,7 +198,7 @@ def folder(name: str, given: object) -> str:
     elif "$" in found:
         raise ConfigError(f"{name} is {shown(given)}: variables are not expanded, write the value")
     elif found.startswith("~"):
-        found = os.path.expanduser(found)  # noqa: PTH111 - a str stays one, whatever its encoding
+        found = os.path.expanduser(found)  # noqa: PTH111 - keeps the str, whatever its encoding
         if found.startswith("~"):
             raise ConfigError(
                 f"{name} is {shown(given)}: there is no such user; write './~' for a file"
@@ -209,7 +209,7 @@ def folder(name: str, given: object) -> str:
 
 
 def _local(name: str, url: str, scheme: str) -> str:
-    """The path of a `file` URL."""
+    """Return the path of a `file` URL."""
     if scheme.lower() != "file":
         raise ConfigError(
             f"{name} is {shown(url)}: {scheme}:// is not supported, a path or file:// wanted"
@@ -225,7 +225,7 @@ def _local(name: str, url: str, scheme: str) -> str:
 
 
 class Url(str):
-    """A URL, which `repr` shows without its password."""
+    """A URL with its password hidden in `repr`."""
 
     __slots__ = ()
 
@@ -240,15 +240,15 @@ def masked(url: str) -> str:
 
 
 def check_url(name: str, url: str, parts: str = "") -> None:
-    """Refuse characters that are no part of a path in a URL, and that a parser would drop.
+    """Refuse characters outside a URL's path that a parser would drop silently.
 
     Args:
         name: the setting, for messages.
         url: the URL.
-        parts: further characters that separate a part which this URL does not have.
+        parts: further characters, separators of parts not allowed in this URL.
 
     Raises:
-        ConfigError: `#`, a control character, one of `parts`, or a `%` that begins no escape.
+        ConfigError: `#`, a control character, a character of `parts`, or a `%` without an escape.
     """
     found = re.search(rf"[\x00-\x1f\x7f#{parts}]|%(?![0-9A-Fa-f]{{2}})", url)
     if found is not None:
@@ -260,7 +260,7 @@ def check_url(name: str, url: str, parts: str = "") -> None:
 
 
 def url(name: str, given: object) -> Url:
-    """Return a text that begins with a scheme.
+    """Return a text with a scheme.
 
     Raises:
         ConfigError: no text, no scheme, or as `check_url`.
@@ -274,7 +274,7 @@ def url(name: str, given: object) -> Url:
 
 
 def few(name: str, given: object, most: int) -> tuple[Any, ...]:
-    """The items of a sequence of at most `most`; one that claims more is not read to its end.
+    """Return the items of a sequence of at most `most` items, reading no more than `most + 1`.
 
     Raises:
         ConfigError: no sequence, or too many items.
@@ -293,7 +293,7 @@ def pairs(name: str, given: object, most: int) -> tuple[tuple[Any, Any], ...]:
     """Return the items of a sequence of at most `most` pairs.
 
     Raises:
-        ConfigError: no sequence, too many items, or one that is no pair.
+        ConfigError: no sequence, too many items, or an item that is no pair.
     """
     found = [few(f"a pair in {name}", pair, _PAIR) for pair in few(name, given, most)]
     if any(len(pair) != _PAIR for pair in found):
@@ -305,7 +305,7 @@ def instance(name: str, given: object, kind: type[_Kind]) -> _Kind:
     """Return a value of a class.
 
     Raises:
-        ConfigError: one of another class.
+        ConfigError: a value of another class.
     """
     if not isinstance(given, kind):
         raise ConfigError(f"{name} is {shown(given)}, a {kind.__name__} wanted")
@@ -313,6 +313,6 @@ def instance(name: str, given: object, kind: type[_Kind]) -> _Kind:
 
 
 def put(setting: object, **read: object) -> None:
-    """Puts checked values into a frozen dataclass that is being made."""
+    """Puts checked values into a frozen dataclass during its construction."""
     for name, value in read.items():
         object.__setattr__(setting, name, value)

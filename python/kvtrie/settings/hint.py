@@ -1,8 +1,8 @@
 """Hints: advice of an engine or an agent on the future of blocks, for `BlockManager.hint`.
 
-Every block has a priority from 0 to 100, 35 without a hint. A block of lower priority
-leaves its tier before one of higher priority; among equals the policy decides. Invariant: a hint is
-soft, it pins nothing and makes no request fail. Cost: plain values, read once per hint.
+Every block has a priority from 0 to 100, 35 without a hint. Blocks of lower priority leave their
+tier first. Among equal priorities the policy decides. Invariant: a hint is soft, it pins nothing
+and makes no request fail. Cost: plain values, read once per hint.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MOST_BORDERS = 1 << 16
 
 
 def _one_of(what: str, **given: object) -> None:
-    """Refuse anything but exactly one of these."""
+    """Refuse anything but exactly one value."""
     named = [name for name, value in given.items() if value is not None]
     if len(named) != 1:
         wanted = ", ".join(given)
@@ -58,7 +58,7 @@ def _given_nanos(name: str, duration: Duration, low: int) -> int:
 
 
 def _named(hint: Retain | Release | Prefetch | Demote | ResumeAt | Progress, *names: str) -> None:
-    """Check names that may be left out, and whose blocks are meant."""
+    """Check optional names and the scope of a hint."""
     for name in names:
         if (given := getattr(hint, name)) is not None:
             text(name, given)
@@ -68,31 +68,30 @@ def _named(hint: Retain | Release | Prefetch | Demote | ResumeAt | Progress, *na
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retain:
-    """A priority for a range of tokens of a path, and one for tokens that are still to come.
+    """A priority for a range of tokens of a path, and a priority for later tokens.
 
-    Above 35 blocks stay longer than those of which nothing is said, below 35 less long. Owners do
-    not overrule each other: of all priorities that are said of a block the highest counts, and what
-    an owner says replaces what it said of the block before.
+    Blocks above 35 stay longer than blocks without a hint, blocks below 35 less long. Owners do not
+    overrule each other: the highest priority of all owners counts, and an owner's new hint replaces
+    the owner's earlier hint for the block.
 
     Attributes:
-        tokens: the path as a sequence; its full blocks are meant. Those that are not cached yet
-            wait for their commit. Give one of `tokens`, `lease` and `session`.
-        lease: the path of a lease (or its id), and what it will commit.
-        session: the path of a conversation, and what its leases will commit, until it is released.
+        tokens: the path as a sequence, for its full blocks. The hint waits for the commit of blocks
+            that are not cached yet. Give either `tokens`, `lease` or `session`.
+        lease: the path of a lease (or its id), with its later commits.
+        session: the path of a conversation, with later commits of its leases, until its release.
         priority: 0 to 100.
-        start: first token of the range; a block belongs to the range if its first token does.
-        end: the last token plus 1; None is the end of the prompt.
-        ttl: for how long this holds, from now on, in nanoseconds or as a timedelta; None is for
-            good.
+        start: first token of the range. A block belongs to the range if its first token does.
+        end: the last token plus 1. None is the end of the prompt.
+        ttl: duration from now on, in nanoseconds or as a timedelta. None is unlimited.
         decode_priority: the priority of blocks after the prompt of a lease or of the session's
-            leases; None leaves it unset.
-        decode_ttl: for how long that holds, from the commit of each such block on.
-        owner: the author of the hint; None is the session, or no one in particular.
-        scope: whose blocks, with `tokens`, or whose session; names of sessions and owners count
-            within their scope.
+            leases. None leaves it unset.
+        decode_ttl: duration of `decode_priority`, from the commit of each block on.
+        owner: the author of the hint. None is the session, or an unnamed owner.
+        scope: scope of the blocks, with `tokens`, or of the session. Names of sessions and owners
+            count within their scope.
 
     Raises:
-        ConfigError: none or several paths, a priority, a range or a time that cannot be.
+        ConfigError: none or several paths, an invalid priority, range or time.
     """
 
     tokens: Tokens | None = None
@@ -128,17 +127,18 @@ class Retain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """Blocks that are wanted no more: they leave first, until a request uses them again.
+    """Blocks not needed any more: they leave first, until a request uses them again.
 
-    A block stays as it is while another owner wants it: a lease holds it, another session that is
-    not over goes through it, or another owner retains it.
+    A block keeps its priority while it is still needed: by a lease, by another unfinished session,
+    or by another owner's hint.
 
     Attributes:
-        session: a conversation that is over: it is forgotten with its last lease, unless a request
-            of it comes before. Give one of `session`, `owner` and `tokens`.
-        owner: an agent that is gone: all that it retained. With `tokens`, whose say is taken back.
-        tokens: a sequence; its full blocks are meant.
-        scope: whose session, owner or blocks.
+        session: a finished conversation. It is forgotten with its last lease, unless it gets a new
+            request before. Give either `session`, `owner` or `tokens`.
+        owner: a finished agent: releases all its retained blocks. With `tokens`, the owner of the
+            hint to take back.
+        tokens: a sequence, for its full blocks.
+        scope: scope of the session, owner or blocks.
 
     Raises:
         ConfigError: nothing, or several things, to release.
@@ -162,17 +162,17 @@ class Prefetch:
     """Brings the cached blocks of a path up to a tier, ahead of a request.
 
     With a deadline the loads begin as late as the lanes allow: `BlockManager.next_due` returns the
-    time for the next call of `hint`. A request that comes before loads the blocks at once.
-    At most a quarter of a tier is on its way unasked.
+    time for the next call of `hint`. An earlier request loads the blocks at once. At most a quarter
+    of a tier is loading without a request.
 
     Attributes:
-        tokens: the path as a sequence. Give one of `tokens`, `lease` and `session`.
+        tokens: the path as a sequence. Give either `tokens`, `lease` or `session`.
         lease: the path of a lease, or its id.
         session: the path of a conversation.
-        tier: where to, by kind or index; any but the last one.
-        deadline: when the blocks are wanted, a time of the manager's clock in nanoseconds. Blocks
-            that would be there later are not brought. None begins at once.
-        scope: whose blocks, with `tokens`, or whose session.
+        tier: destination, by kind or index, any tier but the last.
+        deadline: when the blocks are needed, a time of the manager's clock in nanoseconds. Later
+            blocks are not loaded. None begins at once.
+        scope: scope of the blocks, with `tokens`, or of the session.
 
     Raises:
         ConfigError: none or several paths.
@@ -194,14 +194,14 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demote:
-    """Takes the blocks of a path down to a tier, one tier per step; nothing is dropped for it.
+    """Takes the blocks of a path down to a tier, one tier per step. Nothing is dropped for it.
 
     Attributes:
-        tokens: the path as a sequence. Give one of `tokens`, `lease` and `session`.
-        lease: the path of a lease, or its id; what it holds stays on the first tier.
+        tokens: the path as a sequence. Give either `tokens`, `lease` or `session`.
+        lease: the path of a lease, or its id. Its held blocks stay on the first tier.
         session: the path of a conversation.
-        tier: where to, by kind or index; any but the first one.
-        scope: whose blocks, with `tokens`, or whose session.
+        tier: destination, by kind or index, any tier but the first.
+        scope: scope of the blocks, with `tokens`, or of the session.
 
     Raises:
         ConfigError: none or several paths.
@@ -220,17 +220,17 @@ class Demote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """How much of a tier a tenant may hold before its own blocks leave first, whatever they are.
+    """Limit of a tenant's blocks on a tier. Beyond it the tenant's own blocks are evicted first.
 
     Attributes:
         tenant: the tenant's salt, as in `Scope.tenant`.
-        blocks: maximum number of blocks; with `share` the smaller limit counts. Without both the
+        blocks: maximum number of blocks. With `share` the smaller limit counts. Without both the
             quota ends.
-        share: at most this share of the tier's blocks, 0 to 1.
+        share: maximum share of the tier's blocks, 0 to 1.
         tier: by kind or index.
 
     Raises:
-        ConfigError: a number that cannot be.
+        ConfigError: an invalid number.
     """
 
     tenant: bytes
@@ -250,20 +250,20 @@ class Quota:
 class ResumeAt:
     """Keeps borders of a path resumable, in a model of several groups of layers.
 
-    A border at which a tier has the windows and states that a request needs becomes a resume point
-    at once. Another one waits: `plan.resume` of the next request that computes it names it, so that
-    a pass ends there. Newer resume points of the path do not replace the point.
+    If a tier has the windows and states for a border, it becomes a resume point at once. Otherwise
+    it waits: the next request that computes the border gets it in `plan.resume`, so a pass ends
+    there. Newer resume points of the path do not replace the point.
 
     Attributes:
-        tokens: the path as a sequence, cached or not. Give one of `tokens`, `lease` and `session`.
-        lease: the path that a lease has committed, or its id.
+        tokens: the path as a sequence, cached or not. Give either `tokens`, `lease` or `session`.
+        lease: the committed path of a lease, or its id.
         session: the cached path of a conversation.
-        borders: tokens before each border, at the end of a block of the path; at most 65,536.
-        scope: whose blocks, with `tokens`, or whose session.
+        borders: tokens before each border, at the end of a block of the path, at most 65,536.
+        scope: scope of the blocks, with `tokens`, or of the session.
 
     Raises:
         ConfigError: none or several paths, no border or too many. `BlockManager.hint` raises it
-            for a border inside a block or off the path, and for a model with one group.
+            for a border inside a block or off the path, and for a model with a single group.
     """
 
     tokens: Tokens | None = None
@@ -288,23 +288,22 @@ class ResumeAt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """States when the next request of a session will come, as its tool estimates it.
+    """Estimated time of the next request of a session with a running tool.
 
-    Each hint replaces the session's one before, until the session's next request. A policy that
-    learns ranks the session's blocks by the time that is left, so that blocks of a session that
-    comes later leave first. The blocks are loaded to `tier` in time, by the first call of
-    `Lease.release` or `hint` after the time at which the loads are to begin, which
-    `BlockManager.next_due` returns.
+    Each hint replaces the session's previous hint, until the session's next request. A policy that
+    learns ranks the session's blocks by the remaining time: blocks of later sessions leave first.
+    The blocks are loaded to `tier` in time, by the first call of `Lease.release` or `hint` after
+    the start time of the loads, as returned by `BlockManager.next_due`.
 
     Attributes:
-        session: the conversation whose tool runs.
+        session: the conversation with the running tool.
         eta: time until its next request, in nanoseconds or as a timedelta.
-        tier: tier on which the blocks are wanted then, by kind or index. They are loaded from tiers
-            below it.
-        scope: whose session.
+        tier: destination tier of the blocks, by kind or index. They are loaded from the tiers
+            below.
+        scope: scope of the session.
 
     Raises:
-        ConfigError: no session, or a time that cannot be.
+        ConfigError: no session, or an invalid time.
     """
 
     session: str

@@ -1,7 +1,7 @@
-"""The machine: file systems, limits and kernel features that tiers depend on.
+"""The machine: file systems, limits and kernel features relevant to tiers.
 
-Invariant: a function that finds nothing returns None or "", and never raises for a system that does
-not report something. Cost: one small file each; `direct_io` writes and removes a file.
+Invariant: a function without a result returns None or "", and never raises if the system does not
+report a value. Cost: a small file each. `direct_io` writes and removes a file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 IN_MEMORY = ("tmpfs", "ramfs")
-"""Types of file systems whose files are in memory."""
+"""Types of file systems with their files in memory."""
 ON_NETWORK = (
     "9p",
     "afs",
@@ -49,9 +49,9 @@ ON_NETWORK = (
     *(f"fuse.{name}" for name in ("ceph", "gcsfuse", "glusterfs", "juicefs", "mount-s3")),
     *(f"fuse.{name}" for name in ("mountpoint-s3", "rclone", "s3fs", "seaweedfs", "sshfs")),
 )
-"""Types of file systems whose files are on another machine."""
+"""Types of file systems with their files on another machine."""
 OVERLAYS = ("aufs", "overlay", "fuse.fuse-overlayfs")
-"""Types of file systems whose files are removed with the container that writes them."""
+"""Types of file systems with files that are removed together with their container."""
 
 _SETUP = 425  # the number of the call io_uring_setup, on every architecture
 _PARAMETERS = 120  # bytes of its struct io_uring_params
@@ -61,7 +61,7 @@ _OCTAL = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}
 def file_system(folder: str | Path, root: Path = Path("/")) -> str:
     """Return the type of the file system of a folder, as "ext4", "tmpfs" or "nfs4".
 
-    A folder that does not exist has that of the next one above. "" if it is not known.
+    A missing folder has the type of its nearest existing parent. "" if it is unknown.
     """
     try:
         there = Path(os.path.realpath(folder))
@@ -81,7 +81,7 @@ def file_system(folder: str | Path, root: Path = Path("/")) -> str:
 
 
 def cpu_features(root: Path = Path("/")) -> frozenset[str]:
-    """Return the features of the CPU by the kernel's names; empty if it does not report them."""
+    """Return the features of the CPU by the kernel's names, empty if unknown."""
     try:
         text = (root / "proc/cpuinfo").read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -94,7 +94,7 @@ def cpu_features(root: Path = Path("/")) -> frozenset[str]:
 
 
 def clock_source(root: Path = Path("/")) -> str:
-    """Return the kernel's source of time, as "tsc" or "hpet"; "" if it does not report one."""
+    """Return the kernel's source of time, as "tsc" or "hpet", or "" if unknown."""
     file = root / "sys/devices/system/clocksource/clocksource0/current_clocksource"
     try:
         return file.read_text(encoding="utf-8").strip()
@@ -103,13 +103,13 @@ def clock_source(root: Path = Path("/")) -> str:
 
 
 def locked_limit() -> int | None:
-    """Return the bytes of memory that this process may lock; None if there is no limit."""
+    """Return the limit of locked memory of this process in bytes, or None without a limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def nvidia_driver(root: Path = Path("/")) -> str:
-    """Return the version of NVIDIA's driver; "" if there is none."""
+    """Return the version of NVIDIA's driver, or ""."""
     try:
         text = (root / "proc/driver/nvidia/version").read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -119,10 +119,10 @@ def nvidia_driver(root: Path = Path("/")) -> str:
 
 
 def direct_io(folder: Path) -> str:
-    """Return the reason why a folder takes no writes past the page cache; "" if it does.
+    """Return the reason against direct writes to a folder, or "".
 
     Raises:
-        OSError: nothing can be written there.
+        OSError: the folder is unwritable.
     """
     file = folder / f".kvtrie-{secrets.token_hex(8)}"
     try:
@@ -146,7 +146,7 @@ def direct_io(folder: Path) -> str:
 
 
 def io_uring() -> str:
-    """Return the reason why this process gets no io_uring from the kernel; "" if it does."""
+    """Return the reason why io_uring is not available to this process, or ""."""
     libc = ctypes.CDLL(None, use_errno=True)
     parameters = ctypes.create_string_buffer(_PARAMETERS)
     handle = libc.syscall(_SETUP, 1, parameters)

@@ -1,6 +1,6 @@
-"""ResumePoints: which borders of a sequence stay resumable in a model of several groups of layers.
+"""ResumePoints: the resumable borders of a sequence in a model of several groups of layers.
 
-Invariant: a plan's bytes are those of the tier, and its first group keeps all tokens. Cost:
+Invariant: the plan's bytes are the tier's bytes, and its first group keeps all tokens. Cost:
 arithmetic on a handful of integers, once per manager.
 """
 
@@ -27,21 +27,21 @@ _MOST_BLOCKS = 2**32 - 2
 
 @dataclass(frozen=True, slots=True)
 class ResumePoints:
-    """The points of a sequence at which a model with windows or states can go on.
+    """The points of a sequence at which a model with windows or states can resume.
 
-    A point holds the windows and states that computing the next token needs. Points are at the end
-    of prompts and of answers, where a repeat of a prompt goes on, and where a second prompt leaves
-    a known path. A model with one group of full attention resumes after any block: points change
+    A point holds the windows and states for computing the next token. Points are at the end of
+    prompts and of answers, where a repeated prompt resumes, and where a second prompt leaves a
+    known path. A model with a single group of full attention resumes after any block: points change
     nothing there.
 
     Attributes:
-        newest: how many points at ends are kept of a path; those where paths branch or a prompt
-            has come again are kept in addition.
-        every: tokens from one point to the next, a multiple of a block. Then all points are kept,
-            and there are no others. None has points at ends and branches.
+        newest: maximum number of points at ends of a path. Points at branches and at ends of
+            repeated prompts are kept in addition.
+        every: tokens between two points, a multiple of a block. All these points are kept, and no
+            further points. None has points at ends and branches.
 
     Raises:
-        ConfigError: a number that cannot be.
+        ConfigError: an invalid number.
     """
 
     newest: int = 1
@@ -53,22 +53,22 @@ class ResumePoints:
             put(self, every=whole("every of resume points", self.every, 1, 2**63 - 1))
 
     def _plan(self, model: ModelShape, tiers: tuple[Tier, ...], block_tokens: int) -> _Plan | None:
-        """The groups as a manager takes them.
+        """Return the groups in the manager's format.
 
         Args:
             model: its groups are kept apart.
-            tiers: those whose bytes all groups share.
+            tiers: the tiers, each with its bytes shared by all groups.
             block_tokens: tokens of a block, each with its KV.
 
         Returns:
-            Kind, window, sinks, bytes of a slot and layers of each group; bytes of a layer of the
-            first; of each tier the most blocks of the first group, the bytes, and those that a
-            slot of each group takes there; newest and blocks between points. None where groups
-            are not kept apart, as `has_groups` says.
+            Kind, window, sinks, bytes of a slot and layers of each group. Bytes of a layer of the
+            first. For each tier the maximum number of blocks of the first group, the bytes, and the
+            bytes of a slot of each group. Newest, and blocks between points. None if groups are not
+            kept apart, see `has_groups`.
 
         Raises:
-            ConfigError: one group with windows or states, a room that does not say its bytes, or
-                points within a block.
+            ConfigError: a single group with windows or states, a room without bytes, or points
+                within a block.
         """
         if not has_groups(model, self):
             return None
@@ -94,10 +94,10 @@ class ResumePoints:
 
 
 def has_groups(model: ModelShape, resume: ResumePoints | None) -> bool:
-    """Whether groups of layers are kept apart: with resume points, of a model with several.
+    """Return whether groups of layers are kept apart: with resume points and several groups.
 
     Raises:
-        ConfigError: resume points for one group that is not of full attention.
+        ConfigError: resume points for a single group without full attention.
     """
     if resume is None or len(model.groups) > 1:
         return resume is not None

@@ -24,22 +24,22 @@ Structure: TypeAlias = Literal["leaf-only", "holes"]
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Identity that sequences must share to share blocks, in addition to the model's.
+    """Identity required for sharing blocks between sequences, in addition to the model's.
 
     Attributes:
-        tenant: salt of the tenant; two tenants never share, unless both have `share_after`.
-        lora: name of the adapter; two adapters never share. The part before its first space is
-            the version of the weights, by which `BlockManager.sort_versions` drops blocks.
-        extra: pairs of token offset and digest of an input at that token that is no token, an
-            image say. Sequences share everything before the first digest in which they differ.
-        structure: "leaf-only" where the engine reuses prefixes only, "holes" where it can
-            recompute inside a sequence; None takes the manager's. Fixed at the scope's first use.
-        share_after: a block is shared among all tenants with `share_after` once this number of them
-            have computed it, 2 to 32; until then only those find it. None shares nothing. Of
-            different numbers the largest that a manager has seen counts.
+        tenant: salt of the tenant. Two tenants never share, unless both have `share_after`.
+        lora: name of the adapter. Two adapters never share. The part before its first space is
+            the version of the weights, used by `BlockManager.sort_versions` to drop blocks.
+        extra: pairs of token offset and digest of an input at the token, for example an image.
+            Sequences share everything before their first different digest.
+        structure: "leaf-only" for engines with prefix reuse only, "holes" for engines that can
+            recompute inside a sequence. None takes the manager's. Fixed at the scope's first use.
+        share_after: number of tenants with `share_after` that must compute a block before all of
+            them share it, 2 to 32. Until then only its producers find it. None shares nothing. The
+            largest number seen by a manager counts.
 
     Raises:
-        ConfigError: an unknown structure, a negative or repeated offset, an empty digest; a
+        ConfigError: an unknown structure, a negative or repeated offset, an empty digest, or a
             `share_after` below 2 or above 32, or without a tenant.
     """
 

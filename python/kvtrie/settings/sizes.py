@@ -1,10 +1,10 @@
-"""Sizes: bytes as people write them, and how many there are.
+"""Sizes: bytes in readable notation, and the available bytes.
 
-`8000000000`, `8e9`, `"8GB"` (10^9), `"512MiB"` (2^20) and `"25%"` are sizes. A share is of the
-memory or the disk that is free when it is read: of the control group's memory where that is less,
-and of a disk together with what is in the folder already, so that a restart finds the same room.
-Invariant: a size that is returned is a whole number of bytes within its bounds. Cost: a few small
-files are read for a share; a listing of the folder for one of a disk.
+`8000000000`, `8e9`, `"8GB"` (10^9), `"512MiB"` (2^20) and `"25%"` are sizes. A share is relative to
+the free memory or disk at the time of reading. The control group's memory counts if it is less. On
+a disk the folder's present contents count as free, so a restart finds the same room.
+Invariant: a returned size is a whole number of bytes within its bounds. Cost: a few small files for
+a share, and a listing of the folder for a share of a disk.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NAMES = {name.lower(): factor for name, factor in _UNITS.items()}
 _SIZE = re.compile(
     r"([0-9][0-9_]{0,99}(?:\.[0-9]{1,99})?(?:e[+-]?[0-9]{1,2})?)\s*([a-z%]*)", re.IGNORECASE
 )
-_SMALL = 1_000_000  # a number below was meant in another unit
+_SMALL = 1_000_000  # smaller numbers probably lack a unit
 _ALL = 100  # per cent
 _STORE = re.compile(r"[0-9a-f]{16}")
 _WANTED = "a whole number of bytes or a size as '8GB' or '512MiB' wanted"
@@ -63,13 +63,13 @@ def size(
 
     Args:
         name: the setting, for messages.
-        given: a whole number, which a float may be too, or a text with a unit.
-        low: the least.
-        high: the most.
-        of: how many bytes a share is of; None takes none.
+        given: a whole number, possibly as a float, or a text with a unit.
+        low: the smallest allowed size.
+        high: the largest allowed size.
+        of: returns the bytes a share is relative to. None allows no share.
 
     Raises:
-        ConfigError: no size, one out of bounds, or a share where none is taken.
+        ConfigError: no size, a size out of bounds, or a share that is not allowed.
     """
     if isinstance(given, str):
         return whole(name, _read(name, given, of), low, high)
@@ -79,14 +79,14 @@ def size(
 
 
 def path_and_size(name: str, given: object) -> tuple[str, str]:
-    """Return the two parts of a `PATH:SIZE` as people write a disk, `/kv:200GB`.
+    """Return the two parts of a disk written as `PATH:SIZE`, for example `/kv:200GB`.
 
     Args:
         name: the setting, for messages.
-        given: the text; the size is its part after the last colon, and is not read yet.
+        given: the text. The size is its part after the last colon, and is not parsed yet.
 
     Raises:
-        ConfigError: a part is missing, or the path is none.
+        ConfigError: a part is missing, or the path is invalid.
     """
     path, _, room = given.rpartition(":") if isinstance(given, str) else ("", "", "")
     if not path or _SIZE.fullmatch(room.strip()) is None:
@@ -95,12 +95,12 @@ def path_and_size(name: str, given: object) -> tuple[str, str]:
 
 
 def forgotten(given: float) -> str:
-    """The end of a message about a number of bytes that is so small that its unit was forgotten."""
+    """Return the end of a message about a number of bytes so small that its unit is missing."""
     return f"; did you mean '{given:g}GB'?" if 0 < given < _SMALL else ""
 
 
 def is_share(given: object) -> bool:
-    """Return whether a size is a share of what is free."""
+    """Return whether a size is a share of the free bytes."""
     return isinstance(given, str) and given.strip().endswith("%")
 
 
@@ -125,25 +125,25 @@ def _read(name: str, given: str, of: Callable[[], int] | None) -> int:
 
 
 def check_exists(name: str, wanted: int, there: int, where: str) -> None:
-    """Refuse more bytes than there are.
+    """Refuse more bytes than the machine has.
 
     Args:
-        name: what takes them, for messages.
-        wanted: how many.
-        there: how many there are, taken or not; 0 if that is not known.
-        where: the memory or disk that has them.
+        name: the setting, for messages.
+        wanted: its bytes.
+        there: all bytes, used or free. 0 if unknown.
+        where: the memory or disk.
 
     Raises:
-        ConfigError: there are fewer.
+        ConfigError: the machine has fewer.
     """
     if 0 < there < wanted:
         raise ConfigError(f"{name} takes {wanted} bytes, {where} has {there}")
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Return the bytes of memory that are free, or would be if they were asked for.
+    """Return the bytes of free or reclaimable memory.
 
-    Those of the process's control group where it has fewer.
+    The smaller number counts: of the machine, or of the process's control group.
 
     Raises:
         ConfigError: the system does not report it.
@@ -154,7 +154,7 @@ def free_memory(root: Path = Path("/")) -> int:
 
 
 def all_memory(root: Path = Path("/")) -> int:
-    """Bytes of memory, taken or not: of the machine, or the limit of the process's control group.
+    """Return the bytes of memory, used or free: of the machine, or the control group's limit.
 
     0 if the system does not report it.
     """
@@ -166,27 +166,27 @@ def all_memory(root: Path = Path("/")) -> int:
 
 
 def free_disk(folder: str | Path) -> int:
-    """Bytes that the stores of a folder may take: those that are free and those that they have now.
+    """Return the bytes for the stores of a folder: the free bytes and their present bytes.
 
     Raises:
-        ConfigError: the folder cannot be looked at.
+        ConfigError: the folder is not accessible.
     """
     found = _file_system(folder)
     return found.f_bavail * found.f_frsize + sum(_taken(folder))
 
 
 def all_disk(folder: str | Path) -> int:
-    """Return the bytes of the file system of a folder, taken or not; 0 where it does not say.
+    """Return the bytes of the file system of a folder, used or free, or 0 if unknown.
 
     Raises:
-        ConfigError: the folder cannot be looked at.
+        ConfigError: the folder is not accessible.
     """
     found = _file_system(folder)
     return found.f_blocks * found.f_frsize
 
 
 def _file_system(folder: str | Path) -> os.statvfs_result:
-    """The file system of a folder, or of the next one above it that is there."""
+    """Return the file system of a folder, or of its nearest existing parent."""
     try:
         there = Path(folder).absolute()
         while not there.exists() and there != there.parent:
@@ -197,8 +197,8 @@ def _file_system(folder: str | Path) -> os.statvfs_result:
 
 
 def _taken(folder: str | Path) -> Iterator[int]:
-    """The bytes of each file of the stores in a folder."""
-    # Neither the folder nor a file need be there: a process that uses it removes files.
+    """Yield the bytes of each file of the stores in a folder."""
+    # The folder and its files may disappear: a process using it removes files.
     with suppress(OSError):
         for store in Path(folder).iterdir():
             if _STORE.fullmatch(store.name):
@@ -218,7 +218,7 @@ def _memory(root: Path, row: str) -> int:
 
 
 def _limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Limit and use of each control group of this process that bounds its memory."""
+    """Yield limit and use of each control group with a memory limit for this process."""
     try:
         rows = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -235,7 +235,7 @@ def _limits(root: Path) -> Iterator[tuple[int, int]]:
         else:
             continue
         here = top / path.lstrip("/")
-        # A container may see its group as the root, whatever the path says.
+        # A container may see its own group as the root, whatever the path is.
         for group in {here, *here.parents, top}:
             if group == top or top in group.parents:
                 yield from _limit(group, *files)

@@ -1,6 +1,6 @@
-"""Tier and Lane: where bytes may live on one machine, and how fast they get there.
+"""Tier and Lane: places of bytes on a machine, and the speed of transfers between them.
 
-Invariant: a tier's room is stated once, in blocks or in bytes. Cost: read once when a manager is
+Invariant: a tier's room is given once, in blocks or in bytes. Cost: read once when a manager is
 made.
 """
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_POLICY", "Lane", "Tier"]
 
 DEFAULT_POLICY = "learned"
-"""The policy of every entry point that names none, as of `BlockManager`."""
+"""The policy of every entry point without a named policy, as of `BlockManager`."""
 
-# Bytes per second and latency in nanoseconds, up and down alike.
+# Bytes per second and latency in nanoseconds, the same up and down.
 _SPEED = {
     "gpu": (2e12, 0),
     "host": (12e9, 10_000),
@@ -52,17 +52,17 @@ _MOST_TRUST = 1e9  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One first-in-first-out queue of bandwidth.
+    """A first-in-first-out queue of bandwidth.
 
     Attributes:
         name: its name, for `transmit` and in statistics.
         bytes_per_s: bandwidth in bytes per second, at least 1.
-        latency_ns: nanoseconds that each transmission takes in addition to its bytes.
-        shares: name of its queue; lanes of one queue wait for each other. None is
-            a separate queue with the lane's name.
+        latency_ns: nanoseconds of each transmission in addition to its bytes.
+        shares: name of its queue. Lanes of the same queue wait for each other. None is a separate
+            queue with the lane's name.
 
     Raises:
-        ConfigError: an empty name or a number that cannot be.
+        ConfigError: an empty name or an invalid number.
     """
 
     name: str
@@ -82,61 +82,60 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """A storage level of one machine, with its budget.
+    """A storage level of a machine, with its budget.
 
     Pools, storages and executors read `path`, `io_budget`, `layout`, `durability`, `io` and
-    everything after it; the manager does not, but for whether bytes outlive it.
+    everything after it. The manager reads from these only whether bytes outlive it.
 
     Attributes:
         kind: "gpu", "host", "disk" or "remote".
-        blocks: room in blocks; give either this or `bytes`.
-        bytes: room in bytes, rounded down to whole blocks; also as "8GB" (10^9), "512MiB" (2^20),
-            or "25%" of what is free when the tier is made: of host memory, or of the disk together
-            with what is in `path`. It is an int afterwards.
-        path: the folder in which a disk tier keeps its files, or the URL of a remote tier's store;
-            None if the caller has its own storage.
-        owner: allocator of the slots: "kvtrie"; "engine" for a first tier whose slots the engine
-            allocates and names by `Lease.bind`; "none" if there are no bytes.
+        blocks: room in blocks. Give either this or `bytes`.
+        bytes: room in bytes, rounded down to whole blocks. Also as "8GB" (10^9), "512MiB" (2^20),
+            or "25%" of the free bytes when the tier is made: of host memory, or of the disk
+            together with the contents of `path`. It is an int afterwards.
+        path: the folder of a disk tier's files, or the URL of a remote tier's store. None if the
+            caller has its own storage.
+        owner: allocator of the slots: "kvtrie". "engine" for a first tier with slots allocated by
+            the engine and bound by `Lease.bind`. "none" if there are no bytes.
         write: when blocks are copied to the next tier: "back" when they are evicted or ahead of
             need, "through" as soon as they are there, "never".
         admit_after: for operators: uses before a block is worth a copy to the next tier.
-        free_low: for operators: below this share of free or clean slots, or of pages where groups
-            of layers are kept apart, blocks are written down ahead of need; 0 means 0.25 above a
-            remote tier, to which no victim is written.
-        growth_reserve: for operators: this share is kept for running decodes; `acquire` leaves it
-            free.
-        retained_share: for operators: at most this share of the blocks is retained by hints, see
+        free_low: for operators: below this share of free or clean slots, or of pages if groups of
+            layers are kept apart, blocks are written down ahead of need. 0 means 0.25 above a
+            remote tier, since no victim is written to it.
+        growth_reserve: for operators: share kept free by `acquire` for running decodes.
+        retained_share: for operators: maximum share of the blocks retained by hints, see
             `kvtrie.settings.hint`.
-        io_budget: for operators: bytes per second that background copies may take; None does not
-            limit them.
-        read: the lane that loads blocks from here; None takes the kind's default: 2 TB/s
+        io_budget: for operators: maximum bytes per second of background copies. None does not limit
+            them.
+        read: the lane that loads blocks from here. None takes the kind's default: 2 TB/s
             for gpu, 12 GB/s and 10 us for host, 2 GB/s and 100 us for disk, 1 GB/s and 1 ms
             for remote.
-        store: the lane that stores blocks here; None as for `read`.
-        layer_slots: one slot per layer of a block instead of one per block, so that single layers
-            can leave.
-        policy: this tier's policy; None takes the manager's.
-        layout: the layout and number format of its bytes; below the first tier the format may
+        store: the lane that stores blocks here. None as for `read`.
+        layer_slots: a slot per layer of a block instead of a slot per block, for evicting single
+            layers.
+        policy: this tier's policy. None takes the manager's.
+        layout: the layout and number format of its bytes. Below the first tier the format may
             differ from the model's, and a block takes fewer bytes. None takes kvtrie's own.
-        durability: the event that a block on disk survives: "none" a clean close, "flush" the death
+        durability: the event survived by a block on disk: "none" a clean close, "flush" the death
             of the process, "fsync" the loss of power.
         io: "direct" moves a disk's bytes between device and memory without the system's page
-            cache, where the file system allows it; "buffered" uses the cache.
-        workers: for operators: threads of the storage of a disk or remote tier, which no other tier
-            waits for; None is 2 for disk and 4 for remote.
-        write_limit: for operators: bytes of writes to a remote tier that may be in flight, at least
-            one block; None is an eighth of host memory.
-        trust_s: for operators: seconds for which a remote block that was found is used without
-            asking again; None is 60.
-        lookup: "all" asks the remote store for blocks of other processes; "local" uses only those
-            that this process wrote or read. None is "all".
-        secret_file: a file with the secret that keys a remote store's names and checksums.
-        keep: path of the file in a memory file system (`/dev/shm`, a tmpfs, hugetlbfs) that is a
-            host tier's memory, so that the next process finds the blocks; None keeps nothing.
+            cache, if the file system allows it. "buffered" uses the cache.
+        workers: for operators: threads of the storage of a disk or remote tier, never awaited by
+            the remaining tiers. None is 2 for disk and 4 for remote.
+        write_limit: for operators: maximum bytes of writes in flight to a remote tier, at least a
+            block. None is an eighth of host memory.
+        trust_s: for operators: seconds for which a found remote block is used without another
+            lookup. None is 60.
+        lookup: "all" asks the remote store for blocks of other processes. "local" uses only blocks
+            written or read by this process. None is "all".
+        secret_file: a file with the secret for keying a remote store's names and checksums.
+        keep: path of a file in a memory file system (`/dev/shm`, a tmpfs, hugetlbfs) as the memory
+            of a host tier: the next process finds the blocks. None keeps nothing.
         keep_replace: whether a file of another model, layout or version at `keep` is overwritten.
 
     Raises:
-        ConfigError: no room or room stated twice, an unknown word, a number that cannot be.
+        ConfigError: no room or room stated twice, an unknown word, an invalid number.
     """
 
     kind: Literal["gpu", "host", "disk", "remote"]
@@ -232,7 +231,7 @@ class Tier:
             put(self, secret_file=folder(f"secret_file {what}", self.secret_file))
 
     def threads(self) -> int:
-        """Return the number of threads of its storage; 0 for memory."""
+        """Return the number of threads of its storage, 0 for memory."""
         return self.workers or _WORKERS.get(self.kind, 0)
 
     def _check_keep(self) -> None:
@@ -254,7 +253,7 @@ class Tier:
             )
 
     def _free(self) -> Callable[[], int] | None:
-        """The free bytes that a share of this tier is of, if it can be known."""
+        """Return a function for the free bytes of this tier's medium, if they can be known."""
         if self.kind == "host":
             return free_memory
         if self.kind == "disk" and self.path is not None:
@@ -277,7 +276,7 @@ class Tier:
                 instance(f"{name} of tier {self.kind!r}", given, kind)
 
     def outlives(self) -> bool:
-        """Return whether other processes may find its blocks: with a path, `keep`, or remote."""
+        """Return whether later processes may find its blocks: with a path, `keep`, or remote."""
         lasting = (
             self.kind == "remote"
             or (self.kind == "disk" and self.path is not None)
@@ -286,17 +285,17 @@ class Tier:
         return lasting and self.owner != "none"
 
     def lanes(self) -> tuple[Lane, Lane]:
-        """Return the lanes up from here and down to here, with the kind's defaults filled in."""
+        """Return the lanes up from here and down to here, with the kind's defaults."""
         speed, latency = _SPEED[self.kind]
         read = self.read or Lane(f"{self.kind} read", speed, latency)
         store = self.store or Lane(f"{self.kind} store", speed, latency)
         return read, store
 
     def paced(self, model: ModelShape, block_tokens: int) -> tuple[Lane, Lane]:
-        """Return the lanes as a manager takes them; see `pace`.
+        """Return the lanes in the manager's units, see `pace`.
 
         Args:
-            model: the model whose KV is kept.
+            model: the model.
             block_tokens: tokens of a block.
 
         Returns:
@@ -306,14 +305,14 @@ class Tier:
         return self.pace(read, model, block_tokens), self.pace(store, model, block_tokens)
 
     def pace(self, lane: Lane, model: ModelShape, block_tokens: int) -> Lane:
-        """Return a lane whose bandwidth is in bytes of the model's own format, as a manager counts.
+        """Return a lane with its bandwidth in bytes of the model's own format, as a manager counts.
 
         `bytes_per_s * model's bytes of a block / the tier's bytes of a block`: a block in a smaller
         format takes less time.
 
         Args:
-            lane: a lane whose bandwidth is in bytes of the tier's format.
-            model: the model whose KV is kept.
+            lane: a lane with its bandwidth in bytes of the tier's format.
+            model: the model.
             block_tokens: tokens of a block.
         """
         if self.layout is None:
@@ -321,7 +320,7 @@ class Tier:
         if model.even:
             share = model.layer_bytes(block_tokens) / self._layer_bytes(model, block_tokens)
         else:
-            # One lane carries all groups, states too, which keep their bytes.
+            # The lane carries all groups, and states keep their bytes.
             own = group_bytes(model, block_tokens, self.layout)
             share = sum(group_bytes(model, block_tokens)) / sum(own)
         speed = min(max(lane.bytes_per_s * share, 1.0), 2.0**62)
@@ -333,11 +332,11 @@ class Tier:
         On a disk with a path, all files are counted too.
 
         Args:
-            model: the model; the bytes are those of one rank.
+            model: the model. The bytes are the bytes of a rank.
             block_tokens: tokens of a block.
 
         Raises:
-            ConfigError: `bytes` does not hold a single block, or holds too many.
+            ConfigError: `bytes` is too small for a single block, or too large.
         """
         if self.blocks is not None:
             return self.blocks
@@ -354,10 +353,10 @@ class Tier:
         return blocks
 
     def room_bytes(self, model: ModelShape, block_tokens: int) -> int:
-        """Return the bytes that its blocks take on one rank, padding counted.
+        """Return the bytes of its blocks on a rank, padding counted.
 
         Args:
-            model: the model whose KV is kept.
+            model: the model.
             block_tokens: tokens of a block.
 
         Raises:

@@ -1,9 +1,9 @@
-"""`kvtrie vllm` and `kvtrie sglang`: start a server with kvtrie by one line.
+"""`kvtrie vllm` and `kvtrie sglang`: start a server with kvtrie by a single command.
 
-The command builds the engine's own flags and replaces its process with the engine, so that
-signals, the exit status and a service manager reach the engine.
-Invariant: no flag of the caller is overridden: one that kvtrie sets, and one that is given twice,
-is refused before the engine starts. Cost: that of `import kvtrie`.
+The command builds the engine's own flags and replaces its process with the engine, so signals, the
+exit status and a service manager reach the engine.
+Invariant: no flag of the caller is overridden. A flag set by kvtrie, and a repeated option, is
+refused before the engine starts. Cost: `import kvtrie`.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def run(engine: str, words: Sequence[str]) -> int:
 
     Args:
         engine: "vllm" or "sglang".
-        words: the words after `kvtrie vllm` or `kvtrie sglang`.
+        words: the arguments after `kvtrie vllm` or `kvtrie sglang`.
 
     Raises:
-        ConfigError: a wrong size, path or policy; a flag of the engine that kvtrie sets; an engine
+        ConfigError: a wrong size, path or policy, a flag of the engine set by kvtrie, or an engine
             that is not installed.
     """
     end = words.index("--") if "--" in words else len(words)
@@ -69,10 +69,10 @@ def run(engine: str, words: Sequence[str]) -> int:
 
 
 def _replace(command: list[str]) -> int:
-    """Become the engine that is installed with kvtrie, or else the one on PATH.
+    """Become the engine installed next to kvtrie, or else the engine on PATH.
 
     Raises:
-        ConfigError: it is not installed, or cannot be started.
+        ConfigError: the engine is not installed, or failed to start.
     """
     name = command[0]
     near = Path(sys.executable).with_name(name)

@@ -1,7 +1,7 @@
-"""Flags of an engine among the words that follow `--`: refused, read, or left to the caller.
+"""Flags of an engine among the arguments after `--`: refused, read, or left to the caller.
 
-Invariant: no flag of the caller is overridden: one that kvtrie sets is refused, in each of the
-forms that engines accept. Cost: a look at each word, and at a configuration file.
+Invariant: no flag of the caller is overridden: a flag set by kvtrie is refused, in each spelling
+accepted by engines. Cost: a look at each argument, and at a configuration file.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 __all__ = ["events_flag", "given_of", "number_of", "refuse"]
 
 _MOST_DIGITS = 19  # of a number of processes
-_SHORTEST = 8  # characters of an abbreviated flag that an engine takes for the whole one
+_SHORTEST = 8  # characters of an abbreviated flag accepted by an engine
 _NOT_ABBREVIATIONS = ("--radix-eviction-policy",)
 
 
 def refuse(args: Sequence[str], flags: Sequence[str]) -> None:
-    """Refuse flags that kvtrie sets, on the command line and in a configuration file of ours.
+    """Refuse flags set by kvtrie, on the command line and in the caller's configuration file.
 
     Raises:
-        ConfigError: one is there.
+        ConfigError: a flag is there.
     """
     for flag in flags:
         for arg in args:
@@ -38,7 +38,7 @@ def refuse(args: Sequence[str], flags: Sequence[str]) -> None:
         return
     try:
         text = Path(file).read_text(encoding="utf-8")
-    except (OSError, ValueError):  # the engine says what is wrong with its file
+    except (OSError, ValueError):  # the engine reports the fault of its file
         return
     for key in re.findall(r"^\s*['\"]?([\w-]+)['\"]?\s*:", text, re.MULTILINE):
         if (flag := "--" + key.replace("_", "-")) in flags and flag != "--model":
@@ -46,14 +46,14 @@ def refuse(args: Sequence[str], flags: Sequence[str]) -> None:
 
 
 def events_flag(given: argparse.Namespace, args: list[str], config: dict[str, Any]) -> list[str]:
-    """The flag that publishes events, unless the caller gives it."""
+    """Return the flag that publishes events, unless the caller gives it."""
     if not given.events or any(_names(arg, "--kv-events-config") for arg in args):
         return []
     return ["--kv-events-config", json.dumps(config)]
 
 
 def number_of(args: Sequence[str], *flags: str, absent: int = 1) -> int:
-    """The number of processes that a flag of the engine gives; `absent` if it does not."""
+    """Return the number of processes from a flag of the engine, or `absent` without the flag."""
     value = given_of(args, *flags)
     return (
         max(1, int(value))
@@ -63,7 +63,7 @@ def number_of(args: Sequence[str], *flags: str, absent: int = 1) -> int:
 
 
 def given_of(args: Sequence[str], *flags: str) -> str | None:
-    """The value of a flag of the engine; None if it is not given."""
+    """Return the value of a flag of the engine, or None without the flag."""
     for at, arg in enumerate(args):
         name, equals, value = arg.partition("=")
         if name.replace("_", "-") in flags:
@@ -72,7 +72,7 @@ def given_of(args: Sequence[str], *flags: str) -> str | None:
 
 
 def _names(arg: str, flag: str) -> bool:
-    """Whether a word is a flag, in one of the forms that engines accept."""
+    """Return whether an argument is a flag, in a spelling accepted by engines."""
     name = re.split("[=.]", arg, maxsplit=1)[0].replace("_", "-")
     short = len(name) >= _SHORTEST and flag.startswith(name) and name not in _NOT_ABBREVIATIONS
     return arg.startswith("--") and (name == flag or short)

@@ -1,6 +1,6 @@
-"""Options of `kvtrie vllm` and `kvtrie sglang`, which the engine's own follow after `--`.
+"""Options of `kvtrie vllm` and `kvtrie sglang`. The engine's own options follow after `--`.
 
-Invariant: an option with a value is given at most once, but for `--set`. Cost: none.
+Invariant: an option with a value is given at most once, except `--set`. Cost: none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["add_options", "ranking_of"]
 
 
 class _Once(argparse.Action):
-    """An option that may be given once."""
+    """An option allowed once."""
 
     def __call__(
         self,
@@ -32,10 +32,10 @@ class _Once(argparse.Action):
 
 
 def add_options(engine: str, parser: argparse.ArgumentParser) -> None:
-    """Add the options that a server of an engine, "vllm" or "sglang", is started with."""
+    """Add the options for a server of an engine, "vllm" or "sglang"."""
     serves = f"{engine} serve"
     parser.usage = f"kvtrie {engine} MODEL [OPTIONS] [-- ARGS]"
-    parser.epilog = f"Arguments that follow ' -- ' are those of `{serves}`."
+    parser.epilog = f"Arguments after ' -- ' are arguments of `{serves}`."
     add = parser.add_argument
     add("model", metavar="MODEL", help=f"the model, as `{serves}` takes it")
     add(
@@ -50,16 +50,16 @@ def add_options(engine: str, parser: argparse.ArgumentParser) -> None:
             "--keep",
             action=_Once,
             metavar="PATH",
-            help="file in a memory file system, such as /dev/shm/kv, that is the host memory, so "
-            "that the next server finds the blocks; needs --host with a size",
+            help="file in a memory file system, as /dev/shm/kv, for the host memory: the next "
+            "server finds its blocks. Needs --host with a size",
         )
     add("--disk", action=_Once, metavar="PATH:SIZE", help="folder and size of the disk tier")
-    add("--remote", action=_Once, metavar="URL", help="store that several servers share")
+    add("--remote", action=_Once, metavar="URL", help="store shared by several servers")
     add(
         "--format",
         action=_Once,
         choices=tuple(FORMATS),
-        help="number format of the tiers below the GPU; needs --set calibration=FILE",
+        help="number format of the tiers below the GPU, with --set calibration=FILE",
     )
     add(
         "--layerwise",
@@ -71,29 +71,29 @@ def add_options(engine: str, parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="any other setting, as deadline_s=5 or of a tier disk.durability=fsync"
+        help="a further setting, as deadline_s=5 or of a tier disk.durability=fsync"
         if engine == "vllm"
-        else "any other setting of the storage, as durability=fsync",
+        else "a further setting of the storage, as durability=fsync",
     )
-    add("--policy", action=_Once, metavar="NAME", help="policy that ranks blocks for eviction")
+    add("--policy", action=_Once, metavar="NAME", help="policy for ranking blocks for eviction")
     add(
         "--objective",
         action=_Once,
         choices=("cost", "balanced", "hits"),
-        help="what policies by value save",
+        help="quantity saved by policies with values",
     )
     add("--events", action="store_true", help="publish KV events by ZMQ")
     add(
         "--control",
         action=_Once,
         metavar="SOCKET",
-        help="unix socket for `kvtrie ctl` and `kvtrie why`; NAME-0.sock, NAME-1.sock with "
+        help="unix socket for `kvtrie ctl` and `kvtrie why`, or NAME-0.sock, NAME-1.sock with "
         "data-parallel servers",
     )
     add("--print", action="store_true", help="print the command for a shell, and start nothing")
 
 
 def ranking_of(given: argparse.Namespace) -> dict[str, str]:
-    """The settings by which blocks are ranked, of those that are given."""
+    """Return the given settings for ranking blocks."""
     named = {"policy": given.policy, "objective": given.objective}
     return {name: value for name, value in named.items() if value is not None}

@@ -1,7 +1,7 @@
 """The command of an SGLang server: the radix cache, or a storage of its hierarchical cache.
 
-Invariant: a setting that the chosen one does not have is refused. Cost: `--set` with a storage
-imports its settings.
+Invariant: a setting unknown to the chosen cache is refused. Cost: `--set` with a storage imports
+its settings.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _STORAGE = {
 
 
 def sglang_command(given: argparse.Namespace, args: list[str]) -> list[str]:
-    """The command of an SGLang server: the radix cache, or a storage of its hierarchical cache."""
+    """Return the command of an SGLang server with the radix cache or a hierarchical cache."""
     if given.control is not None:
-        raise ConfigError("--control: SGLang servers have no control socket, vLLM servers have one")
+        raise ConfigError("--control: SGLang servers have no control socket, unlike vLLM servers")
     if given.format is not None:
         raise ConfigError(
             "--format: the storage keeps pages as SGLang has them; -- --kv-cache-dtype fp8_e4m3 "
@@ -59,40 +59,40 @@ def sglang_command(given: argparse.Namespace, args: list[str]) -> list[str]:
 
 
 def _radix(given: argparse.Namespace) -> list[str]:
-    """The flags of the radix cache.
+    """Return the flags of the radix cache.
 
     Raises:
-        ConfigError: a setting of host memory, which it does not have.
+        ConfigError: a setting of host memory, absent from the radix cache.
     """
     if given.layerwise:
         raise ConfigError(
-            "--layerwise without --disk or --remote: the radix cache loads nothing; SGLang's "
+            "--layerwise without --disk or --remote: the radix cache loads nothing, and SGLang's "
             "hierarchical cache loads layer by layer by itself"
         )
     if given.host is not None:
         raise ConfigError(
             f"--host is {given.host} without --disk or --remote: the radix cache keeps blocks in "
-            "GPU memory only; SGLang's hierarchical cache, which has host memory, takes both"
+            "GPU memory only, while SGLang's hierarchical cache has host memory and takes both"
         )
     ranking = ranking_of(given)
     for name, value in set_values(given.set, dict.fromkeys(("policy", "objective"), str)).items():
         if name in ranking:
-            raise ConfigError(f"--set {name} and --{name}: leave one of them out")
+            raise ConfigError(f"--set {name} and --{name}: leave out either option")
         ranking[name] = value
     flags = ["--radix-cache-backend", "kvtrie"]
     return [*flags, "--radix-eviction-policy-config", json.dumps(ranking)] if ranking else flags
 
 
 def _hicache(given: argparse.Namespace, args: list[str], storage: dict[str, Any]) -> list[str]:
-    """The flags of the hierarchical cache over a storage.
+    """Return the flags of the hierarchical cache over a storage.
 
     Raises:
-        ConfigError: a setting that it does not have, or too little host memory.
+        ConfigError: a setting unknown to the storage, or too little host memory.
     """
     if ranking := ranking_of(given):
         raise ConfigError(
             f"--{next(iter(ranking))} and --disk or --remote: the storage of SGLang's hierarchical "
-            "cache has no such setting; leave one of the two out"
+            "cache lacks this setting: leave out either option"
         )
     ranks = number_of(args, "--tp-size", "--tensor-parallel-size", "--tp")
     ranks *= number_of(args, "--pp-size", "--pipeline-parallel-size", "--pp")
@@ -111,7 +111,7 @@ def _hicache(given: argparse.Namespace, args: list[str], storage: dict[str, Any]
 
 
 def _storage(given: argparse.Namespace) -> dict[str, Any] | None:
-    """The settings of a storage but for its size; None without one, which is the radix cache.
+    """Return the settings of a storage without its size, or None for the radix cache.
 
     Raises:
         ConfigError: two places, or as `set_values`.
@@ -123,7 +123,8 @@ def _storage(given: argparse.Namespace) -> dict[str, Any] | None:
         return None
     if len(places) > 1:
         raise ConfigError(
-            f"--{' and --'.join(places)}: the hierarchical cache has one storage, leave one out"
+            f"--{' and --'.join(places)}: the hierarchical cache has a single storage, leave out "
+            "the rest"
         )
     storage: dict[str, Any] = {}
     if given.remote is not None:

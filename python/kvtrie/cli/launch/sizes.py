@@ -1,4 +1,4 @@
-"""Sizes of one server: its host memory and its disk, checked against the machine.
+"""Sizes of a server: its host memory and its disk, checked against the machine.
 
 Invariant: a share of the machine becomes bytes once, before the engine's processes start, and
 data-parallel servers divide host memory and disk. Cost: a look at free memory and free disk.
@@ -32,7 +32,7 @@ _ADDRESS = re.compile(r"localhost|[\w:-]*[.:][\w.:-]*")
 
 
 class Sizes(NamedTuple):
-    """Sizes of one server, as the engine's settings take them."""
+    """Sizes of a server, in the format of the engine's settings."""
 
     host: int | str
     path: str | None
@@ -40,11 +40,11 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(given: argparse.Namespace, servers: int, *, parts: bool = False) -> Sizes:
-    """Return the checked sizes of one data-parallel server; a share becomes bytes.
+    """Return the checked sizes of a data-parallel server. A share becomes bytes.
 
     Args:
-        given: the options, whose sizes are those of all servers of this machine together.
-        servers: data-parallel servers of this machine.
+        given: the options, with sizes for all servers of this machine together.
+        servers: number of data-parallel servers of this machine.
         parts: whether each server takes a separate part of the disk's folder.
 
     Raises:
@@ -66,7 +66,7 @@ def sizes_of(given: argparse.Namespace, servers: int, *, parts: bool = False) ->
     path, room = path_and_size("--disk", given.disk)
     if servers > 1 and not parts:
         raise ConfigError(
-            f"--disk and {servers} data-parallel servers: one process writes to a store; start a "
+            f"--disk and {servers} data-parallel servers: a store has a single writer: start a "
             "server per rank, each with a separate folder"
         )
     path = str(Path(path).absolute())
@@ -77,10 +77,10 @@ def sizes_of(given: argparse.Namespace, servers: int, *, parts: bool = False) ->
 
 
 def keep(given: argparse.Namespace) -> dict[str, str]:
-    """The setting of host memory that the next server finds.
+    """Return the setting of host memory that survives for the next server.
 
     Raises:
-        ConfigError: host memory whose size differs at each start.
+        ConfigError: a size of host memory that differs at each start.
     """
     if given.keep is None:
         return {}

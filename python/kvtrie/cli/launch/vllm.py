@@ -1,7 +1,7 @@
 """The command of a vLLM server with `KvtrieConnector`.
 
-Invariant: each setting of the connector comes from one option. Cost: `--set` imports the settings
-of the connector.
+Invariant: each setting of the connector comes from a single option. Cost: `--set` imports the
+settings of the connector.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SETS = ("--kv-transfer-config", "--kv-offloading-size", "--model")
 
 
 def vllm_command(given: argparse.Namespace, args: list[str]) -> list[str]:
-    """The command of a vLLM server with `KvtrieConnector`."""
+    """Return the command of a vLLM server with `KvtrieConnector`."""
     refuse(args, _SETS)
     servers = number_of(args, "--data-parallel-size", "-dp")
     here = _servers_here(args, servers)
@@ -63,8 +63,8 @@ def vllm_command(given: argparse.Namespace, args: list[str]) -> list[str]:
 
 
 def _servers_here(args: Sequence[str], servers: int) -> int:
-    """The data-parallel servers of this machine, which divide its memory and its disk."""
-    if given_of(args, "--data-parallel-rank", "-dpn") is not None:  # this one
+    """Return the number of data-parallel servers sharing this machine's memory and disk."""
+    if given_of(args, "--data-parallel-rank", "-dpn") is not None:  # only this server
         return 1
     return number_of(args, "--data-parallel-size-local", "-dpl", absent=servers)
 
@@ -73,8 +73,7 @@ def _put_settings(stated: Sequence[str], extra: dict[str, Any]) -> None:
     """Put `--set` into the settings of the connector.
 
     Raises:
-        ConfigError: as `set_values`; a tier that the server does not have, or a setting that
-            another option gives.
+        ConfigError: as `set_values`, a tier missing from the server, or a setting given twice.
     """
     if not stated:
         return
@@ -92,13 +91,13 @@ def _put_settings(stated: Sequence[str], extra: dict[str, Any]) -> None:
         row = tiers[kind] if dot else extra
         if key in row:
             raise ConfigError(
-                f"--set {name}, and another option gives {key}: leave one of them out"
+                f"--set {name}, and another option gives {key}: leave out either"
             )
         row[key] = value
 
 
 def _control(given: str, servers: int) -> str:
-    """The path of a control socket, with a place for the rank where several servers run."""
+    """Return the path of a control socket, with a placeholder for the rank of several servers."""
     path = Path(given).absolute()
     if servers > 1:
         path = path.with_name(f"{path.stem}-{{rank}}{path.suffix}")

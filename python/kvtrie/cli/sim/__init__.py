@@ -1,4 +1,4 @@
-"""`kvtrie sim`: a trace through simulated machines; one file per action."""
+"""`kvtrie sim`: a trace through simulated machines, with a file per action."""
 
 from __future__ import annotations
 
@@ -28,4 +28,4 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 COMMAND = ("play a trace through simulated machines", _arguments)
-"""The help text of the command, and the function that adds its arguments."""
+"""Help text of the command, and its function for arguments."""

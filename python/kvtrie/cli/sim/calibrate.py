@@ -1,4 +1,4 @@
-"""`kvtrie sim calibrate`: settings fitted to times that were seen, as TOML, text or JSON."""
+"""`kvtrie sim calibrate`: settings fitted to measured times, as TOML, text or JSON."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="FILE",
-        help="JSON lines with arrival_ns, first_token_ns and end_ns, one per request of the trace",
+        help="JSON lines with arrival_ns, first_token_ns and end_ns, a line per request",
     )
     parser.add_argument(
         "--fit",
         action="append",
         metavar="KEY",
-        help="a positive setting of the file to fit; several (default: those of an affine cost, "
-        "and bandwidth and latency of each lane that carries something)",
+        help="a positive setting of the file to fit, repeatable (default: the settings of an "
+        "affine cost, and bandwidth and latency of each used lane)",
     )
     parser.add_argument(
         "--write",
         type=output_file,
         metavar="FILE",
-        help="write the tables that were fitted, as TOML",
+        help="write the fitted tables, as TOML",
     )
     parser.set_defaults(run=_run)
 
@@ -85,4 +85,4 @@ def _run(given: argparse.Namespace) -> int:
 
 
 ACTION = ("fit costs and lanes to the times of a real run", _arguments)
-"""The help text of the action, and the function that adds its arguments."""
+"""Help text of the action, and its function for arguments."""

@@ -33,7 +33,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=_POINTS,
         metavar="N",
-        help="number of capacities, from the smallest to one that finds all (default: 12)",
+        help="number of capacities, from the smallest to room for all blocks (default: 12)",
     )
     parser.add_argument(
         "--csv", type=output_file, metavar="FILE", help="write the points, a row each"
@@ -95,7 +95,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _table(points: list[dict[str, Any]], blocks: int, policy: object) -> str:
-    """The points as text; sampled ones with their error and one in how many sessions played."""
+    """Return the points as text, sampled points with their error and the share of sessions."""
     sampled = "error" in points[0]
     name = f"{policy}" if sampled else "LRU"
     text = f"{'blocks':>12}{'GiB':>12}{name:>12}{'most':>12}"
@@ -123,7 +123,7 @@ def _sampling(config: SimulationConfig) -> Sampling:
 
 
 def _check(config: SimulationConfig) -> None:
-    """The curve is that of one machine, which does not batch."""
+    """Refuse settings without a curve: only a single machine without batches has a curve."""
     wanted = {"engine": "serial", "machines": 1}
     named = {"machines": "machines", "engine": "engine.kind"}
     for name, value in wanted.items():
@@ -137,11 +137,11 @@ def _check(config: SimulationConfig) -> None:
 
 
 def _spaced(least: int, most: int, number: int) -> list[int]:
-    """Capacities at equal ratios."""
+    """Return capacities at equal ratios."""
     most = max(least, most)
     steps = max(1, number - 1)
     return sorted({round(least * (most / least) ** (at / steps)) for at in range(number)})
 
 
 ACTION = ("hits with each capacity, of LRU in one pass, with Belady's bound", _arguments)
-"""The help text of the action, and the function that adds its arguments."""
+"""Help text of the action, and its function for arguments."""

@@ -22,7 +22,7 @@ _MOST_BOUNDS = 16
 
 
 def labels_of(cells: Sequence[Cell]) -> list[list[str]]:
-    """The values of each cell as text."""
+    """Return the values of each cell as text."""
     return [
         [value if isinstance(value, str) else json.dumps(value) for value in cell.values.values()]
         for cell in cells
@@ -35,7 +35,7 @@ def draw_compared(
     """Write `ratios.png`.
 
     Raises:
-        ConfigError: the folder cannot be written.
+        ConfigError: the folder is unwritable.
     """
     from kvtrie.sim.pictures import draw_ratios
 
@@ -48,7 +48,7 @@ def draw_swept(folder: Path, cells: Sequence[Cell], figures: Sequence[dict[str, 
     """Write `hits.png`, and `times.png` if the settings have prices.
 
     Raises:
-        ConfigError: the folder cannot be written.
+        ConfigError: the folder is unwritable.
     """
     from kvtrie.sim.pictures import draw_hits, draw_times
 
@@ -78,7 +78,7 @@ def _made(folder: Path) -> Path:
 
 
 def _line(cell: Cell) -> str:
-    """Return the settings that a point shares with others of its line: all but rooms."""
+    """Return the settings common to all points of a cell's line: all but rooms."""
     rest = (
         f"{name}={label}"
         for name, label in zip(cell.values, labels_of([cell])[0], strict=True)
@@ -88,12 +88,12 @@ def _line(cell: Cell) -> str:
 
 
 def _room(config: SimulationConfig) -> tuple[int, float]:
-    """Blocks and GiB of all tiers of all machines."""
+    """Return blocks and GiB of all tiers of all machines."""
     return sum(config.rooms()), config.room_bytes() / _GIB
 
 
 def _bound(configs: Sequence[SimulationConfig]) -> list[tuple[float, float]]:
-    """Belady's share of blocks for the rooms of some configs that play one trace."""
+    """Return Belady's share of blocks for the rooms of configs with the same trace."""
     from kvtrie.sim.offline import most_hits
     from kvtrie.sim.readers.lines import Skipped
     from kvtrie.sim.requests import block_requests
@@ -101,7 +101,7 @@ def _bound(configs: Sequence[SimulationConfig]) -> list[tuple[float, float]]:
     first = configs[0]
     played = {(config.trace, config.block_tokens) for config in configs}
     rooms = sorted({_room(config) for config in configs})
-    # In which order clients ask differs from run to run.
+    # The order of clients' requests differs from run to run.
     clients = first.trace.clients is not None
     if len(played) > 1 or len(rooms) > _MOST_BOUNDS or clients:
         return []

@@ -41,7 +41,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--requests", type=output_file, metavar="FILE", help="write a JSON line for each request"
     )
     parser.add_argument(
-        "--csv", type=output_file, metavar="FILE", help="write the figures, one row"
+        "--csv", type=output_file, metavar="FILE", help="write the figures in a row"
     )
     parser.add_argument(
         "--perfetto",
@@ -70,7 +70,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="K",
-        help="for --decisions: the K best machines that were not chosen (0)",
+        help="for --decisions: the K best of the remaining machines (0)",
     )
     parser.set_defaults(run=_run)
 
@@ -108,7 +108,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _config(given: argparse.Namespace) -> SimulationConfig:
-    """The settings, of the model that is named if one is."""
+    """Return the settings, with the named model if there is one."""
     from kvtrie.sim.config import read_config
 
     config = settings_of(given)
@@ -134,7 +134,7 @@ def _played(
     on_decision: _LineSink | None,
     best: int,
 ) -> dict[str, Any]:
-    """Run with a bar on the terminal, whose time left is by how many requests the trace has."""
+    """Run with a bar on the terminal, with the time left by the trace's number of requests."""
     from kvtrie.sim.run import run_config
 
     def watch(requests: Iterable[AnyRow]) -> Iterable[AnyRow]:
@@ -156,7 +156,7 @@ def _draw(path: Path, config: SimulationConfig, simulation: Simulation) -> None:
 
 @contextmanager
 def _lines_to(path: Path | None) -> Generator[_LineSink | None]:
-    """Yield a writer of JSON lines to a file, if one is named; a run that fails writes none."""
+    """Yield a writer of JSON lines to a named file, or None. A failed run writes no file."""
     if path is None:
         yield None
         return
@@ -165,7 +165,7 @@ def _lines_to(path: Path | None) -> Generator[_LineSink | None]:
 
 
 def _text(config: SimulationConfig, figures: dict[str, Any], seconds: float) -> str:
-    """The figures as a person reads them, and the seconds that the run took."""
+    """Return the figures as readable text, with the duration of the run in seconds."""
     prompt, found = figures["input_tokens"], sum(figures["hit_tokens"].values())
     text = (
         f"{config.trace.path.name}: {figures['requests']} requests, {figures['refused']} refused, "
@@ -193,7 +193,7 @@ def _text(config: SimulationConfig, figures: dict[str, Any], seconds: float) -> 
 
 
 def _verdict(figures: dict[str, Any]) -> str:
-    """Goodput, cost and whether requests piled up."""
+    """Return goodput, cost and a warning if requests piled up."""
     text = ""
     if (good := figures["goodput"]) is not None:
         text += f"goodput {good['per_s']:.3f} requests/s: {good['share']:.4f} met the goals\n"
@@ -212,4 +212,4 @@ def _verdict(figures: dict[str, Any]) -> str:
 
 
 ACTION = ("play the trace once", _arguments)
-"""The help text of the action, and the function that adds its arguments."""
+"""Help text of the action, and its function for arguments."""

@@ -1,4 +1,4 @@
-"""The arguments that say what is simulated, the same for each action."""
+"""The arguments of a simulation, the same for each action."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["add_settings", "changes_in", "settings_of"]
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """The file of settings, what is changed in it, and `--json`."""
+    """Add the settings file, changes of its settings, and `--json`."""
     parser.add_argument("config", type=Path, metavar="CONFIG", help="the settings, a TOML file")
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="replace a setting, as tiers.0.blocks=9; up to any number of times",
+        help="replace a setting, as tiers.0.blocks=9, any number of times",
     )
     parser.add_argument(
-        "--lenient", action="store_true", help="leave out lines of the trace that cannot be"
+        "--lenient", action="store_true", help="leave out invalid lines of the trace"
     )
     parser.add_argument(
         "--time-unit",
@@ -36,14 +36,14 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="each token of an answer is a separate event, as engine.token_by_token=true",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--json", action="store_true", help="print a JSON document")
 
 
 def settings_of(given: argparse.Namespace) -> SimulationConfig:
-    """The settings, checked.
+    """Return the settings, checked.
 
     Raises:
-        ConfigError: what cannot be.
+        ConfigError: invalid settings.
     """
     from kvtrie.sim.config import read_config
 

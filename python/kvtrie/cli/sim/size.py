@@ -30,34 +30,34 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="FIGURE=NS",
-        help="the most that ttft, tpot or e2e may be, as ttft_p99_ns=2e9; several must all be met",
+        help="limit of ttft, tpot or e2e, as ttft_p99_ns=2e9. All goals must be met",
     )
     parser.add_argument(
         "--over",
         action="append",
         required=True,
         metavar="KEY=LOW:HIGH",
-        help="a room and its range, as tiers.1.blocks=1000:100000; several are traded by price",
+        help="a room and its range, as tiers.1.blocks=1000:100000. Several are traded by price",
     )
     parser.add_argument(
         "--within",
         type=float,
         default=0.01,
         metavar="SHARE",
-        help="rooms that are closer than this count as equal (default: 0.01)",
+        help="closer rooms count as equal (default: 0.01)",
     )
     parser.add_argument(
         "--points",
         type=int,
         default=6,
         metavar="N",
-        help="rooms of each range but the last that are tried first (default: 6)",
+        help="first trials in each range except the last (default: 6)",
     )
     parser.add_argument(
         "--results",
         type=Path,
         metavar="FILE",
-        help="append each result as it comes, and go on from what is there",
+        help="append each result as it comes, and continue from existing results",
     )
     parser.set_defaults(run=_run)
 
@@ -106,4 +106,4 @@ def _text(sizes: Sizes, found: Sized | None) -> str:
 
 
 ACTION = ("the cheapest rooms with which all goals are met", _arguments)
-"""The help text of the action, and the function that adds its arguments."""
+"""Help text of the action, and its function for arguments."""

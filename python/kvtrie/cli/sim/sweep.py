@@ -30,7 +30,7 @@ def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
         "--results",
         type=Path,
         metavar="FILE",
-        help="append each result as it comes, and go on from what is there",
+        help="append each result as it comes, and continue from existing results",
     )
     parser.set_defaults(run=_sweep)
 
@@ -48,10 +48,10 @@ def _common(parser: argparse.ArgumentParser, option: str) -> None:
         action="append",
         required=True,
         metavar="KEY=VALUE,VALUE",
-        help="a setting and its values, as tiers.1.blocks=1000,2000; several make a grid",
+        help="a setting and its values, as tiers.1.blocks=1000,2000. Several make a grid",
     )
     parser.add_argument(
-        "--plot", type=Path, metavar="FOLDER", help="draw pictures into a folder, which is made"
+        "--plot", type=Path, metavar="FOLDER", help="draw pictures into a folder, made if missing"
     )
     parser.add_argument(
         "--csv", type=output_file, metavar="FILE", help="write all figures, a row per run"
@@ -113,7 +113,7 @@ def _run(given: argparse.Namespace, option: str) -> tuple[list[Cell], list[dict[
 
 
 def _table(cells: Sequence[Cell], rows: Sequence[dict[str, float | None]]) -> str:
-    """A line per run; a column that no run has a figure for is left out."""
+    """Return a line per run. Columns without any figure are left out."""
     names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     lines = [[*cells[0].values, *(name.replace("_", " ") for name in names)]]
     for setting, row in zip(labels_of(cells), rows, strict=True):
@@ -131,4 +131,4 @@ def _table(cells: Sequence[Cell], rows: Sequence[dict[str, float | None]]) -> st
 
 SWEEP = ("play the trace once for each combination of some settings", _sweep_arguments)
 COMPARE = ("play the trace with some settings, and show ratios to the first", _compare_arguments)
-"""The help texts of the actions, and the functions that add their arguments."""
+"""Help texts of the actions, and their functions for arguments."""
