@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from kvtrie.demo import run
+from kvtrie.demo.gain import Gain, gain_table, gains
 from kvtrie.demo.run import Options, demo
 from kvtrie.demo.turn import Turn
+from kvtrie.demo.turn_table import columns
 from kvtrie.errors import TransferError
 from kvtrie.tiers import DiskStorage
 
@@ -162,10 +164,29 @@ def turn(**changes):
 
 @pytest.mark.parametrize("tiny", [True, False])
 def test_the_table_explains_each_column_and_times_of_the_tiny_model_are_left_out(tiny):
-    names = [name for name, _ in run._columns(Options(tiny=tiny))]
+    names = [name for name, _ in columns(timed=not tiny)]
     assert {"prompt", "reused from", "holes", "sooner", "end", "answer"} <= set(names)
     assert ("first token" in names) is not tiny
     assert ("first tokens took" in run._verdict([turn()], "holes", timed=not tiny)[1]) is not tiny
+
+
+def test_gains_count_returning_turns_by_their_slowest_tier():
+    turns = [
+        turn(reused=(0.0, 0.0)),
+        turn(turn=2, reused=(5.0, 0.0), first_s=1.0, uncached_s=4.0),
+        turn(turn=2, reused=(2.0, 6.0), first_s=2.0, uncached_s=4.0),
+        turn(turn=3, reused=(0.0, 0.0), first_s=4.0, uncached_s=4.0),
+    ]
+    found = gains(turns, ["gpu", "host"])
+    assert found == [
+        Gain("gpu", 1, 1.0, 4.0, 0.5),
+        Gain("host", 1, 2.0, 4.0, 0.8),
+        Gain("nothing", 1, 4.0, 4.0, 0.0),
+        Gain("all", 3, 2.0, 4.0, 13 / 30),
+    ]
+    assert len(gain_table(found, timed=True).columns) == 6
+    assert len(gain_table(found, timed=False).columns) == 3
+    assert gains([turn()], ["gpu", "host"]) == []
 
 
 def test_a_wrong_answer_fails():

@@ -18,17 +18,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress
 
 from kvtrie import BlockManager, Cost, Lane, ModelShape, Tier
 from kvtrie.demo.chats import CHATS, SYSTEM
+from kvtrie.demo.gain import gain_table, gains
 from kvtrie.demo.model import Speaker, cache_folder, smollm, tiny
 from kvtrie.demo.picture import draw
 from kvtrie.demo.report import capture, write_report
 from kvtrie.demo.residency import grid, share
 from kvtrie.demo.turn import AGREE, TIE, Turn, pace, take
+from kvtrie.demo.turn_table import print_turns
 from kvtrie.engines.transformers import fingerprint
 from kvtrie.errors import KvtrieError
-from kvtrie.printable import MESSAGE, printable
 from kvtrie.tiers import default_device, open_pools
 from kvtrie.transfer import Executor
 
@@ -128,8 +130,10 @@ def _run(options: Options, speaker: Speaker, console: Console) -> int:
         found = executor.restore()
         since = executor.clock()
         _greet(console, speaker, options, manager, found)
-        for turn in range(_TURNS):
-            for chat in order.sample(range(len(CHATS)), len(CHATS)):
+        rounds = [order.sample(range(len(CHATS)), len(CHATS)) for _ in range(_TURNS)]
+        turns = [(turn, chat) for turn, chats in enumerate(rounds) for chat in chats]
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            for turn, chat in bar.track(turns, description="Turns"):
                 prompt = histories[chat] + questions[chat][turn]
                 result = take(
                     speaker,
@@ -146,8 +150,11 @@ def _run(options: Options, speaker: Speaker, console: Console) -> int:
                 grids = [grid(manager, tokens, executor.clock()) for tokens in histories]
                 common = len(opening) // _BLOCK_TOKENS
                 record.shares.append(share(grids, common, len(tiers)))
-                _print_turn(console, speaker, result, timed=not options.tiny)
         executor.save()
+    kinds = [tier.kind for tier in tiers]
+    found_gains = gains(record.turns, kinds)
+    console.print(gain_table(found_gains, timed=not options.tiny))
+    print_turns(console, speaker, record.turns, kinds, timed=not options.tiny)
     ok, sentence = _verdict(record.turns, options.structure, timed=not options.tiny)
     console.print(f"\n[{'green' if ok else 'bold red'}]{sentence}[/]")
     title = f"{speaker.name}, {len(CHATS)} conversations, structure {options.structure}"
@@ -161,6 +168,7 @@ def _run(options: Options, speaker: Speaker, console: Console) -> int:
     if options.json:
         document = {"model": speaker.name, "options": asdict(options), "restored": found}
         document |= {"ok": ok, "verdict": sentence} | _document(record, manager)
+        document["gains"] = [asdict(each) for each in found_gains]
         sys.stdout.write(json.dumps(document, default=str) + "\n")
     return 0 if ok else 1
 
@@ -213,48 +221,6 @@ def _greet(
     )
     if options.disk is not None:
         console.print(f"{found} blocks of an earlier run are in {escape(str(options.disk))}.")
-    kinds = "".join(f"{tier.kind:>6}" for tier in manager.tiers)
-    over = f"{'reused from':{len(kinds)}}"
-    times = ("", "") if options.tiny else (" first token, ms │", " kvtrie  without │")
-    console.print(
-        "".join(f"\n  [bold]{name:11}[/] {meaning}" for name, meaning in _columns(options))
-    )
-    console.print(
-        f"\n[dim]                  │ {over} │     recomputed      │{times[0]}\n"
-        f"chat turn  prompt │{kinds}  │ holes  sooner   end │{times[1]} answer[/]"
-    )
-
-
-def _columns(options: Options) -> list[tuple[str, str]]:
-    """Return name and meaning of each column of the table."""
-    columns = [
-        ("prompt", "tokens of the conversation so far, with the new question"),
-        ("reused from", "tokens whose KV was found, by tier"),
-        ("holes", "tokens computed again because their blocks had been dropped"),
-        ("sooner", "tokens computed again because that is faster than loading them"),
-        ("end", "tokens after the last block that was found: the new question"),
-    ]
-    if not options.tiny:  # a forward pass of the tiny model is shorter than any bookkeeping
-        columns.append(("first token", "milliseconds with kvtrie, and without any reuse"))
-    mark = "the answer and a check: = the same tokens as without kvtrie, ≈ a tie, ≠ others"
-    return [*columns, ("answer", mark)]
-
-
-def _print_turn(console: Console, speaker: Speaker, turn: Turn, *, timed: bool) -> None:
-    reused = "".join(f"{round(tokens):6d}" for tokens in turn.reused)
-    holes = f"[yellow]{turn.holes:5d}[/]" if turn.holes else f"{turn.holes:5d}"
-    mark = {"equal": "[green]=[/]", "tie": "[yellow]≈[/]", "differs": "[bold red]≠[/]"}
-    text = printable(" ".join(speaker.text(turn.answer).split()), MESSAGE)
-    times = f" {turn.first_s * 1e3:6.0f}  {turn.uncached_s * 1e3:7.0f} │" if timed else ""
-    console.print(
-        f"{turn.chat:4d} {turn.turn:4d} {turn.prompt:7d} │{reused}  │ "
-        f"{holes}  {turn.sooner:6d} {turn.end:5d} │"
-        f"{times}"
-        f" {mark[turn.verdict]} {escape(text)}",
-        no_wrap=True,
-        soft_wrap=False,
-        overflow="ellipsis",
-    )
 
 
 def _verdict(turns: Sequence[Turn], structure: str, *, timed: bool = True) -> tuple[bool, str]:
