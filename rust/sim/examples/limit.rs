@@ -45,6 +45,7 @@ fn main() -> Result<(), Failure> {
             token_budget: 8192,
             max_running: 256,
             token_by_token: false,
+            cache_answers: false,
         }),
     };
     let logged = play(config(kind, gpu, host, true), requests.clone())?;

@@ -46,6 +46,8 @@ pub struct Limits {
     pub max_running: u64,
     /// Whether each decode-only step is a separate event.
     pub token_by_token: bool,
+    /// Whether the full blocks of an answer stay cached. No later prompt matches them.
+    pub cache_answers: bool,
 }
 
 /// Scheduling of an engine.

@@ -9,7 +9,7 @@ use crate::rig::{drawn, play, requests, settings, tier, together, ttft, two_tier
 const A: u32 = 1;
 const B: u32 = 2;
 const C: u32 = 3;
-const LIMITS: Limits = Limits { token_budget: 64, max_running: 8, token_by_token: false };
+const LIMITS: Limits = Limits { token_budget: 64, max_running: 8, token_by_token: false, cache_answers: false };
 
 /// A GPU that is large enough.
 fn one_tier(blocks: u32) -> Settings {
@@ -121,6 +121,21 @@ fn what_never_fits_is_refused_and_what_fits_waits() {
     trace[1].output = 17;
     let (records, _) = play(together(one_tier(5), 1, LIMITS, Wait::All), trace);
     assert!(records.iter().all(|record| record.end.is_some()), "{records:?}");
+}
+
+/// Three prompts of four blocks fill the GPU. If the two blocks of B's answer stay cached, C evicts two
+/// blocks of A.
+#[test]
+fn an_answer_stays_in_its_blocks_if_the_engine_caches_answers() {
+    let mut trace = requests(&[(A, 0), (B, 1000), (C, 2000), (A, 3000)]);
+    trace[1].output = 33;
+    let found = |cache_answers| {
+        let limits = Limits { cache_answers, ..LIMITS };
+        let settings = one_tier(12);
+        let (records, _) = play(together(settings, 1, limits, Wait::All), trace.clone());
+        records[3].hits[0]
+    };
+    assert_eq!((found(false), found(true)), (48, 32));
 }
 
 /// Jumps over steps that only decode change no time, no hit and no call.

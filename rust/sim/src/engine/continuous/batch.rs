@@ -91,6 +91,9 @@ impl Continuous {
         end: Option<Nanos>,
         now: Nanos,
     ) -> Result<()> {
+        if end.is_some() && self.limits.cache_answers {
+            running.commit_answer(machine, now)?;
+        }
         machine.calls.end(running.prefill.lease, &running.request, now)?;
         self.queue.blocked = false;
         if end.is_none() {

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use kvtrie_core::{Nanos, Result};
+use kvtrie_core::{Nanos, Result, Token};
 
 use super::super::Service;
 use super::super::prefill::Prefill;
@@ -129,6 +129,14 @@ impl Running {
             self.units = end;
         }
         Ok(())
+    }
+
+    /// Commit the written tokens of the answer. Equal tokens are unique to the request.
+    pub(super) fn commit_answer(&self, machine: &mut Machine, now: Nanos) -> Result<()> {
+        let weight = u64::from(machine.calls.settings().token_weight);
+        let token = Token::MAX - Token::try_from(self.request.id % u64::from(Token::MAX)).unwrap_or(0);
+        let tokens = vec![token; self.request.reserve(weight)];
+        machine.calls.commit(self.prefill.lease, &tokens, now)
     }
 
     /// Plan again after a preemption. Returns whether there is room.
