@@ -1,35 +1,35 @@
-//! Arrival: the moves in flight to one block on one tier, and the layers that result.
+//! Arrival: the moves in flight to a block on a tier, and the resulting layers.
 //!
-//! Invariant: `landed` are layers already copied that do not touch the resident range yet. Cost:
-//! plain values.
+//! Invariant: `landed` are copied layers not adjacent to the resident range yet. Cost: plain
+//! values.
 
 use smallvec::SmallVec;
 
 use crate::block::{Layers, MoveId};
 use crate::time::Nanos;
 
-/// A few moves; most copies wait for one at most.
+/// Short list of moves. Most copies wait for at most one move.
 pub(crate) type MoveIds = SmallVec<[MoveId; 2]>;
 
-/// Moves in flight to one block on one tier.
+/// Moves in flight to a block on a tier.
 #[derive(Clone, Debug)]
 pub(crate) struct Arrival {
-    /// The layers resident once all have ended.
+    /// Layers resident after all moves have ended.
     pub target: Layers,
-    /// The moves that have not ended; none if the caller marked the copy.
+    /// Moves in flight. Empty if the caller marked the copy.
     pub moves: MoveIds,
-    /// Layers that landed before those next to the resident range.
+    /// Landed layers not adjacent to the resident range yet.
     pub landed: SmallVec<[Layers; 2]>,
     /// Predicted end of its first layer.
     pub first: Nanos,
     /// Predicted end.
     pub ready: Nanos,
-    /// One of its moves failed: the arrival will not complete.
+    /// Whether a move failed, so the arrival cannot complete.
     pub failed: bool,
 }
 
 impl Arrival {
-    /// All of `target` in flight, none landed.
+    /// An arrival of `target` with no landed layers.
     #[must_use]
     pub(crate) fn new(target: Layers, moves: MoveIds, first: Nanos, ready: Nanos) -> Self {
         Self { target, moves, landed: SmallVec::new(), first, ready, failed: false }

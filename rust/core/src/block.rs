@@ -4,13 +4,13 @@
 
 use std::fmt;
 
-/// One token id.
+/// A token id.
 pub type Token = u32;
 
 /// Index of a block. Handles that leave the crate have a generation too, see [`Handle`].
 pub type BlockId = u32;
 
-/// Index of a slot on a tier: room for one block, or with layer slots for one layer of one.
+/// Index of a slot on a tier: space for a block, or for a single layer on tiers with layer slots.
 pub type Slot = u32;
 
 /// Index of a tier, fastest first.
@@ -19,19 +19,19 @@ pub type TierId = usize;
 /// Number of a group of layers, in the model's order.
 pub type GroupId = usize;
 
-/// A lease's id; never used twice.
+/// Id of a lease, never reused.
 pub type LeaseId = u64;
 
-/// A move's id; never used twice. Zero names no move.
+/// Id of a move, never reused. 0 is no move.
 pub type MoveId = u64;
 
-/// The slot of an endpoint that is not known (yet): an engine's slot before `bind`.
+/// Unknown slot of an endpoint, for example an engine's slot before `bind`.
 pub const NO_SLOT: Slot = Slot::MAX;
 
 /// Id of no move.
 pub const NO_MOVE: MoveId = 0;
 
-/// Where a block may be resident: one group of layers on one tier.
+/// Place of a block's residency: a group of layers on a tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place {
     /// Tier.
@@ -48,14 +48,14 @@ impl Place {
     }
 }
 
-/// A tier alone names its first group, the only one of most models.
+/// A tier converts to its first group. Most models have a single group.
 impl From<TierId> for Place {
     fn from(tier: TierId) -> Self {
         Self::new(tier, 0)
     }
 }
 
-/// The layers of one group in a block.
+/// Layers of a group in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Part {
     /// Group of layers.
@@ -95,26 +95,26 @@ impl Layers {
         self.hi <= self.lo
     }
 
-    /// Whether `layer` is among them.
+    /// Whether the range contains `layer`.
     #[must_use]
     pub const fn contains(self, layer: u16) -> bool {
         self.lo <= layer && layer < self.hi
     }
 
-    /// Whether all of `other` is among them; an empty range always is.
+    /// Whether the range contains all of `other`. An empty range is always covered.
     #[must_use]
     pub const fn covers(self, other: Self) -> bool {
         other.is_empty() || (self.lo <= other.lo && other.hi <= self.hi)
     }
 
-    /// The layers in both; [`Layers::NONE`] if they do not meet.
+    /// The intersection, or [`Layers::NONE`] if the ranges are disjoint.
     #[must_use]
     pub fn meet(self, other: Self) -> Self {
         let both = Self::new(self.lo.max(other.lo), self.hi.min(other.hi));
         if both.is_empty() { Self::NONE } else { both }
     }
 
-    /// The union, if it leaves no gap.
+    /// The union, or `None` if there is a gap between the ranges.
     #[must_use]
     pub fn join(self, other: Self) -> Option<Self> {
         if self.is_empty() {
@@ -127,7 +127,7 @@ impl Layers {
             .then(|| Self::new(self.lo.min(other.lo), self.hi.max(other.hi)))
     }
 
-    /// The difference, if that is one range.
+    /// The difference, or `None` if it is not contiguous.
     #[must_use]
     pub fn without(self, other: Self) -> Option<Self> {
         let cut = self.meet(other);
@@ -157,7 +157,7 @@ impl fmt::Display for Layers {
     }
 }
 
-/// Handle of a block: index and generation, so that a handle of a removed block is noticed.
+/// Handle of a block: index and generation. A removed block's handle no longer resolves.
 ///
 /// ```text
 /// bits 63..32 generation    bits 31..0 index
@@ -192,7 +192,7 @@ pub enum Structure {
     /// Only the last block of a path may leave, so every cached prefix stays usable.
     #[default]
     LeafOnly,
-    /// Any block may leave; a missing one is recomputed at its own positions.
+    /// Any block may leave. A missing block is recomputed at its own positions.
     Holes,
 }
 
@@ -207,12 +207,12 @@ impl Structure {
     }
 }
 
-/// Kind of departure from a tier; it decides the order of layers.
+/// Kind of departure from a tier. It decides the order of layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Departure {
-    /// Demotion: a copy exists or will exist below; back layers first.
+    /// Demotion: a copy exists or will exist on a lower tier. The deepest layers leave first.
     Demote,
-    /// Drop of the last copy: shallow layers first.
+    /// Drop of the last copy. The shallowest layers leave first.
     Drop,
 }
 

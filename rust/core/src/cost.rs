@@ -7,10 +7,10 @@ use crate::block::{Departure, Layers};
 use crate::error::{Error, Result};
 use crate::time::Nanos;
 
-/// Cost one in class units: costs are ranked as integers in units of 2^-40.
+/// Cost 1 in class units. Costs are ranked as integers in units of 2^-40.
 pub(crate) const ONE: u64 = 1 << 40;
 
-/// The largest class number; a class times an idle time then fits in 128 bits.
+/// Largest class number. A class times an idle time fits in 128 bits.
 const MOST: u64 = 1 << 62;
 
 /// Context at which attention costs as much as everything else on the Pensieve paper's A100s.
@@ -28,12 +28,12 @@ enum Curve {
         /// Cost of everything but attention.
         constant: f64,
     },
-    /// Points (context in tokens, cost), ascending in both; linear in between, constant before the
-    /// first point; the last slope continues after the last point.
+    /// Points (context in tokens, cost), ascending in both. Linear between points and constant
+    /// before the first point. The last slope continues after the last point.
     Table(Vec<(u64, f64)>),
 }
 
-/// The quantity that policies by value save.
+/// Quantity saved by value-based policies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Objective {
     /// The cost of computing blocks again.
@@ -41,7 +41,7 @@ pub enum Objective {
     Cost,
     /// Cost and blocks: a block is worth the square root of its cost.
     Balanced,
-    /// Blocks, each worth the same.
+    /// Number of blocks, all worth the same.
     Hits,
 }
 
@@ -67,7 +67,7 @@ impl Objective {
     }
 }
 
-/// Cost of computing tokens, relative and in nanoseconds, and what it is worth to save it.
+/// Cost of computing tokens, relative and in nanoseconds, and the value of saving it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CostModel {
     curve: Curve,
@@ -96,7 +96,7 @@ impl CostModel {
     /// `(alpha * context + beta) + constant`.
     ///
     /// # Errors
-    /// `Config` if a number is negative or not finite, or if nothing costs anything at context 0.
+    /// `Config` if a number is negative or not finite, or if the cost at context 0 is 0.
     pub fn affine(alpha: f64, beta: f64, constant: f64, ns_per_token: f64) -> Result<Self> {
         for (name, value) in [("alpha", alpha), ("beta", beta), ("constant", constant)] {
             check(name, value)?;
@@ -104,7 +104,7 @@ impl CostModel {
         Self::new(Curve::Affine { alpha, beta, constant }, ns_per_token)
     }
 
-    /// Costs measured at some context lengths (powers of two, say).
+    /// Costs measured at some context lengths, for example powers of two.
     ///
     /// # Errors
     /// `Config` if there is no point, if contexts do not ascend, if costs fall or if a number is
@@ -154,27 +154,25 @@ impl CostModel {
         }
     }
 
-    /// The same model, whose weights are those of an objective.
+    /// The same model with the weights of an objective.
     #[must_use]
     pub fn with_objective(self, objective: Objective) -> Self {
         Self { objective, ..self }
     }
 
-    /// The quantity that policies by value save.
+    /// Quantity saved by value-based policies.
     #[must_use]
     pub fn objective(&self) -> Objective {
         self.objective
     }
 
-    /// Weight of a token behind `context` tokens to policies by value: its cost, unless the objective
-    /// is another one.
+    /// Weight of a token after `context` tokens under the objective. By default it is the cost.
     #[must_use]
     pub(crate) fn worth(&self, context: u64) -> f64 {
         self.objective.weight(self.base(context))
     }
 
-    /// Weight by the source's cost before its improvement, `alpha * context + beta`; a table's own
-    /// value.
+    /// Weight by the cost without the constant, `alpha * context + beta`. Tables have no constant.
     #[must_use]
     pub(crate) fn flat_worth(&self, context: u64) -> f64 {
         self.objective.weight(match &self.curve {
@@ -183,23 +181,26 @@ impl CostModel {
         })
     }
 
-    /// Nanoseconds to prefill `tokens` tokens after `context` tokens. Costs are taken at the
-    /// middle of the span, relative to `base(0)`; the result is rounded and saturates.
+    /// Nanoseconds to prefill `tokens` tokens after `context` tokens.
+    ///
+    /// The cost is evaluated at the middle of the span, relative to `base(0)`. The result is
+    /// rounded and saturates.
     #[must_use]
     pub fn compute_ns(&self, context: u64, tokens: u64) -> Nanos {
         self.priced_ns(self.base(context.saturating_add(tokens / 2)), tokens)
     }
 
-    /// Nanoseconds to prefill `tokens` tokens that cost `price` each.
+    /// Nanoseconds to prefill `tokens` tokens at a cost of `price` each.
     #[must_use]
     pub(crate) fn priced_ns(&self, price: f64, tokens: u64) -> Nanos {
         whole(self.ns_per_token * real(tokens) * (price / self.base(0)))
     }
 }
 
-/// A layer's weight among `layers`, `(L - layer) / L` for demotion, where later layers load while
-/// earlier ones are computed; `(layer + 1) / L` for drops, where a layer can only be computed
-/// through those below it.
+/// Weight of a layer in a model of `L = layers` layers.
+///
+/// Demotion: `(L - layer) / L`, since later layers load while earlier layers are computed. Drop:
+/// `(layer + 1) / L`, since computing a layer requires all layers below it.
 #[must_use]
 pub fn layer_weight(layer: u16, layers: u16, departure: Departure) -> f64 {
     layers_weight(Layers::new(layer, layer.saturating_add(1)), layers, departure)
@@ -229,7 +230,9 @@ pub fn position_weight(block: u32, session_blocks: u32) -> f64 {
     real(place) / real(place.max(u64::from(session_blocks)))
 }
 
-/// A cost as a class number: units of 2^-40, rounded. At most 2^62; at least 1 for a positive cost.
+/// Cost as a class number, rounded to units of 2^-40.
+///
+/// At most 2^62, and at least 1 for a positive cost.
 #[must_use]
 pub(crate) fn fixed(cost: f64) -> u64 {
     let class = whole(cost * real(ONE)).min(MOST);

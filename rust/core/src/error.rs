@@ -1,34 +1,34 @@
-//! Errors of the core, with the numbers in them.
+//! Errors of the core, with numbers.
 //!
-//! Invariant: an operation that returns an error has changed nothing; [`Error::Invariant`] alone
-//! says that the manager itself is broken. Cost: none without an error.
+//! Invariant: a failed operation has changed nothing. Only [`Error::Invariant`] reports a broken
+//! manager. Cost: none without an error.
 
 use std::fmt;
 
-/// Result of an operation that can fail.
+/// Result of a fallible operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Kinds of error, mirrored one to one by the Python exceptions.
+/// Kinds of error. Each has its own Python exception.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
     /// A tier has too few free or evictable slots or, where groups of layers share it, pages.
     NoSpace {
         /// The tier's name.
         tier: String,
-        /// What the numbers count: slots or pages of that tier.
+        /// Unit of the numbers: slots or pages of the tier.
         unit: &'static str,
         /// Number requested.
         wanted: u64,
         /// Number free or evictable now.
         free: u64,
-        /// Number that moves in flight will free.
+        /// Number to be freed by moves in flight.
         coming: u64,
         /// Number held by leases.
         leased: u64,
     },
     /// A setting or argument is wrong.
     Config(String),
-    /// An invariant is broken; the manager refuses all further calls.
+    /// An invariant is broken. The manager refuses all further calls.
     Invariant(String),
     /// The manager, lease or move has ended.
     Closed(String),
@@ -40,7 +40,7 @@ impl Error {
         Self::Config(message.into())
     }
 
-    /// A manager, lease or move that has ended.
+    /// An ended manager, lease or move.
     pub fn closed(message: impl Into<String>) -> Self {
         Self::Closed(message.into())
     }

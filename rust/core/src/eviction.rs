@@ -1,21 +1,20 @@
-//! Eviction index of one tier: the minimum, at any time, over all entries that may leave it.
+//! Eviction index of a tier: the minimum, at any time, over all evictable entries.
 //!
-//! Entries of one class keep their order while time passes, so each class is an ordered list and only
-//! the lists' heads compete: in a kinetic tournament where the policy orders by value or by rank, one
-//! after the other where the order is its own.
+//! Entries of a class keep their order while time passes. Each class is therefore an ordered list,
+//! and only the heads of the lists compete: in a kinetic tournament if the policy orders by value
+//! or rank, in a scan if the policy has its own order.
 //!
 //! ```text
 //! victim <- tournament over classes <- heads of lists <- entries, by block id
 //! ```
 //!
-//! Costs are rounded down to classes that differ by the factor `1 + epsilon`, so a victim's value is at
-//! most that factor above the smallest one; with 0 none are rounded. Bands precede the policy's order:
-//! first shares that exceed their quota, the one with the largest excess first, then lower priorities.
-//! Invariant: exactly the linked entries are held, each once, and [`EvictionIndex::victim`] is the
-//! minimum by that order. Cost: link O(1) in order of time, O(log n) otherwise; victim O(log classes)
-//! amortised, O(classes of one share) while one exceeds its quota; 24 bytes per entry where all
-//! neighbours have one, about 200 where none has, and for one outside the normal band an entry of a
-//! hash map.
+//! Costs are rounded down to classes a factor of `1 + epsilon` apart, so the value of a victim is
+//! at most this factor above the minimum. With `epsilon` 0 nothing is rounded. Bands precede the
+//! policy's order: first shares over their quota, by descending excess, then lower priorities.
+//! Invariant: every linked entry is held exactly once, and [`EvictionIndex::victim`] is the minimum
+//! in this order. Cost: link O(1) in order of time, otherwise O(log n). Victim O(log classes)
+//! amortised, or O(classes of a share) while a share exceeds its quota. 24 bytes per entry if all
+//! neighbours have an entry, about 200 if none has, plus a hash map entry outside the normal band.
 
 mod ends;
 mod entries;
@@ -49,16 +48,16 @@ use list::List;
 use shares::Shares;
 use tournament::{Leaf, Tournament};
 
-/// Priority queue of the linked entries of one tier under its policy.
+/// Priority queue of the linked entries of a tier under its policy.
 #[derive(Debug)]
 pub struct EvictionIndex {
     policy: Box<dyn Policy>,
-    /// Of the policy: asked for every block.
+    /// Needs of the policy, cached because they are read for every block.
     needs: Needs,
     order: Order,
-    /// Significant bits of a class number after its highest one.
+    /// Significant bits of a class number after its highest set bit.
     bits: u32,
-    /// Index of each class's list, which is its leaf of the tournament too.
+    /// Index of each class's list, also its leaf in the tournament.
     leaves: FxHashMap<(Priority, u64), Leaf>,
     lists: Vec<List>,
     free: Vec<Leaf>,
@@ -66,12 +65,12 @@ pub struct EvictionIndex {
     heads: Tournament,
     /// Used if the policy compares both ends of each class.
     ends: Ends,
-    /// Bands of linked entries outside the normal one.
+    /// Bands of linked entries outside the normal band.
     bands: FxHashMap<BlockId, Band>,
-    /// A second index of the entries that have a share.
+    /// Second index of the entries with a share.
     shares: Shares,
-    /// For a policy that needs arrivals, by block id: one more than the number of the request by which
-    /// the block became resident, 0 if it is not.
+    /// By block id: number of the request that made the block resident, plus 1. 0 if it is not
+    /// resident. Empty unless the policy needs arrivals.
     arrivals: PagedVec<u64>,
 }
 
@@ -101,7 +100,7 @@ impl EvictionIndex {
     pub fn entry(&self, facts: &Facts, tie: u32, cost: &CostModel) -> Entry {
         let entry = self.unrounded(facts, tie, cost);
         match self.policy.order() {
-            // Rounding merges classes of nearly equal cost; ranks are exact.
+            // Rounding merges classes of nearly equal cost. Ranks are exact.
             Order::Value => Entry { class: rounded(entry.class, self.bits), ..entry },
             Order::Rank | Order::Own | Order::Ends => entry,
         }
@@ -114,34 +113,35 @@ impl EvictionIndex {
         Entry { class, place, tie, id: facts.id }
     }
 
-    /// Number of the request by which a block became resident, if the policy needs that and the block
+    /// Number of the request that made a block resident, if the policy needs arrivals and the block
     /// is resident.
     #[must_use]
     pub fn arrival(&self, id: BlockId) -> Option<u64> {
         self.arrivals.get(id)?.checked_sub(1)
     }
 
-    /// Records that a block became resident by the `request`th request, or is no longer.
+    /// Records the request that made a block resident, or `None` when it no longer is.
     pub fn set_arrival(&mut self, id: BlockId, request: Option<u64>) {
         self.arrivals.put(id, request.map_or(0, |request| request + 1));
     }
 
-    /// Learned uses per request, from now on, of a block with this last use; `None` if the policy does
-    /// not learn.
+    /// Learned rate of future uses per request of a block with this last use. `None` if the policy
+    /// does not learn.
     #[must_use]
     pub fn reuse_rate(&self, last_use: &LastUse) -> Option<f64> {
         let (class, place) = self.policy.of_use(&LastUse { weight: 1.0, ..*last_use })?;
         Some(self.policy.worth(&Entry { class, place, tie: 0, id: BlockId::MAX }).0)
     }
 
-    /// A request has begun, the `request`th one.
+    /// Notifies the policy of the start of the `request`th request.
     pub fn on_request(&mut self, request: u64, learned: Option<&Arc<Reuse>>) {
         self.policy.on_request(request, learned);
         self.ends.begin_request(request, learned.is_some());
     }
 
-    /// Whether the block before one that was just chosen leaves next, without a look at any other.
-    /// Neither is linked; both have this band.
+    /// Whether `before`, the block before the victim `chosen`, is the next victim.
+    ///
+    /// Compares no further blocks. Neither entry is linked, and both have this band.
     #[must_use]
     pub fn follows(&self, before: &Entry, chosen: &Entry, band: Band) -> bool {
         if !self.policy.follows(before, chosen) {
@@ -149,21 +149,23 @@ impl EvictionIndex {
         }
         let leaf = self.leaves.get(&(band.priority, before.class));
         let ends = leaf.and_then(|&leaf| self.lists[leaf as usize].ends());
-        // Linked, it must be an end of its class's list, or it would not be looked at.
+        // When linked, it must be an end of its class's list, because only ends are compared.
         ends.is_none_or(|(first, last)| before.key() < first || before.key() > last)
             && !self.ties(before, band)
     }
 
-    /// The entry of a block without a price, if it follows from its last use alone.
+    /// The entry of a block without a price, if its last use determines it.
     #[must_use]
     pub fn of_use(&self, id: BlockId, tie: u32, last_use: &LastUse) -> Option<Entry> {
         let (class, place) = self.policy.of_use(last_use)?;
         Some(Entry { class, place, tie, id })
     }
 
-    /// Whether the `blocks` blocks before the chosen one are evicted next that have the same last use as
-    /// it, and weigh no more the farther they are before it; then the entry of the farthest one, whose
-    /// last use is `lightest`. No block may have a band.
+    /// Entry of the farthest of the `blocks` blocks before `chosen`, if all of them are evicted
+    /// next.
+    ///
+    /// The blocks must have the last use of `chosen`, weights not increasing with distance, and no
+    /// band. `lightest` is the last use of the farthest block.
     #[must_use]
     pub fn following(&self, chosen: &Entry, blocks: u32, lightest: &LastUse) -> Option<Entry> {
         // Ties of a path ascend towards its start.
@@ -171,14 +173,15 @@ impl EvictionIndex {
         let place = entry.place;
         let leaf = self.leaves.get(&(Band::NORMAL.priority, chosen.class));
         let ends = leaf.and_then(|&leaf| self.lists[leaf as usize].ends());
-        // All of them must be ends of their class's list when they are linked. Of equal places the
-        // ties decide, which are not looked at here.
+        // When linked, each must be an end of its class's list. Equal places are excluded: ties
+        // would decide, and ties are not compared here.
         let ends = ends.is_none_or(|(a, b)| chosen.place < a.place || place > b.place);
         (ends && self.policy.follows(&entry, chosen)).then_some(entry)
     }
 
-    /// Whether an entry that is not linked would be the victim if it were, if the policy compares
-    /// the ends of classes and no entry has a band; `None` otherwise.
+    /// Whether an unlinked entry would be the victim if it were linked.
+    ///
+    /// `None` unless the policy compares the ends of classes and no entry has a band.
     pub fn leads(&mut self, entry: &Entry, band: Band, now: Nanos) -> Option<bool> {
         if self.order != Order::Ends || !self.bands.is_empty() || band != Band::NORMAL {
             return None;
@@ -187,10 +190,10 @@ impl EvictionIndex {
         Some(self.ends.leads(&self.lists, leaf, entry, &*self.policy, now))
     }
 
-    /// Links an entry, in a band: it may leave. Its block must not be linked.
+    /// Links an entry in a band, which makes it evictable. Its block must not be linked.
     pub fn link(&mut self, entry: Entry, band: Band) {
         debug_assert!(self.get(entry.id).is_none(), "block {} is linked already", entry.id);
-        // Few entries have a hint or a quota: other entries have no row.
+        // Few entries have a hint or a quota, so the normal band has no rows.
         if band != Band::NORMAL {
             self.bands.insert(entry.id, band);
         }
@@ -208,13 +211,13 @@ impl EvictionIndex {
         if self.order == Order::Ends {
             self.ends.link(leaf, entry.key());
         }
-        // The tournament is played over heads alone, where there is one.
+        // Only heads play in the tournament.
         if self.plays() && head.is_none_or(|head| entry.key() < head) {
             self.heads.set(leaf, Some(&entry), band.priority);
         }
     }
 
-    /// Unlinks the block's entry and returns it; `None` if it is not linked.
+    /// Unlinks the block's entry and returns it, or `None` if it is not linked.
     pub fn unlink(&mut self, id: BlockId) -> Option<Entry> {
         let link = self.entries.remove(id)?;
         let (key, leaf) = (link.key(id), link.leaf);
@@ -226,7 +229,7 @@ impl EvictionIndex {
             self.ends.unlink(leaf, key);
         }
         list.unlink(&mut self.entries, key, link);
-        // The next head plays for the class; without one its leaf is free for another class.
+        // The next head plays for the class. An empty class frees its leaf.
         if was_head {
             let head = list.head().map(|key| key.entry(entry.class));
             if self.plays() {
@@ -251,7 +254,7 @@ impl EvictionIndex {
         matches!(self.order, Order::Value | Order::Rank)
     }
 
-    /// Adds an empty list for a class that has none.
+    /// Adds an empty list for a new class.
     fn add_class(&mut self, class: (Priority, u64)) -> Leaf {
         let leaf = add_list(&mut self.lists, &mut self.free, class.1);
         self.leaves.insert(class, leaf);
@@ -259,17 +262,17 @@ impl EvictionIndex {
         leaf
     }
 
-    /// Selects a block of this band to leave the tier: the next victims are found as if it had left.
+    /// Selects a block of this band as victim. The next victims are found as if it had left.
     pub fn select(&mut self, band: Band) {
         self.shares.select(band.share);
     }
 
-    /// Ends the selection: all selected blocks have left, or stay.
+    /// Ends the selection. Each selected block has left or stays.
     pub fn end_selection(&mut self) {
         self.shares.end_selection();
     }
 
-    /// Sets the number of a share's blocks beyond its quota: that many leave first.
+    /// Sets the number of blocks of a share over its quota. This number of blocks leaves first.
     pub fn exceed(&mut self, share: Share, blocks: u64) {
         self.shares.exceed(share, blocks);
     }
@@ -284,14 +287,15 @@ impl EvictionIndex {
         self.bands.get(&id).copied().unwrap_or(Band::NORMAL)
     }
 
-    /// Whether an entry that is not linked would leave before a linked one.
+    /// Whether an unlinked entry would leave before a linked entry.
     #[must_use]
     pub fn precedes(&self, entry: &Entry, band: Band, linked: &Entry, now: Nanos) -> bool {
         self.before(entry, band, linked, self.band(linked.id), now).is_lt()
     }
 
-    /// Whether a linked entry of this band has the class and the place of one that is not linked and
-    /// would be the first of its class.
+    /// Whether the first linked entry of the same class and band has the place of `entry`.
+    ///
+    /// `entry` is not linked and would be the first of its class.
     #[must_use]
     pub fn ties(&self, entry: &Entry, band: Band) -> bool {
         let leaf = self.leaves.get(&(band.priority, entry.class));
@@ -299,8 +303,10 @@ impl EvictionIndex {
         head.is_some_and(|head| head.place == entry.place)
     }
 
-    /// Whether `a` is worth less than `b`, both as [`EvictionIndex::unrounded`] has them and their blocks
-    /// linked, if the policy ranks by value and both have the same share and priority.
+    /// Whether `a` is worth less than `b`. False unless the policy ranks by value and both have the
+    /// same share and priority.
+    ///
+    /// Both are [`EvictionIndex::unrounded`] entries of linked blocks.
     #[must_use]
     pub fn worth_less(&self, a: &Entry, b: &Entry, now: Nanos) -> bool {
         let first = |entry: &Entry| {
@@ -331,20 +337,20 @@ impl EvictionIndex {
         Some(link.key(id).entry(self.lists[link.leaf as usize].class))
     }
 
-    /// Prefetches the CPU cache line in which a block's entry is looked for first.
+    /// Prefetches the first CPU cache line of a block's entry look-up.
     pub fn prefetch_line(&self, id: BlockId) {
         self.entries.prefetch_line(id);
     }
 
-    /// The entry that leaves first at `now`. It stays linked.
+    /// The first entry to leave at `now`. It stays linked.
     pub fn victim(&mut self, now: Nanos) -> Option<Entry> {
-        // A share over its quota precedes all other entries, whatever their value.
+        // A share over its quota leaves first, whatever the values.
         if let Some(share) = self.shares.largest_excess() {
             let heads = self.shares.heads(share, &*self.policy, now);
             return heads.min_by(|a, b| self.compare(a, b, now));
         }
         match self.policy.order() {
-            // No formula gives the time at which two heads change places.
+            // No formula predicts when a head overtakes the next.
             Order::Own => self.scan(now),
             // Its values do not change within a request, and there are few lists.
             Order::Ends => self.least_end(now),
@@ -355,7 +361,7 @@ impl EvictionIndex {
         }
     }
 
-    /// The end of a list that leaves first.
+    /// The first list end to leave.
     fn least_end(&mut self, now: Nanos) -> Option<Entry> {
         if self.bands.is_empty() {
             return self.ends.victim(&self.lists, &*self.policy, now);
@@ -390,8 +396,9 @@ impl EvictionIndex {
         self.leaves.iter().filter_map(head).min_by(|a, b| self.compare(a, b, now))
     }
 
-    /// Number of entries that leave before this one at `now`, in O(n). `changed` has the bands at
-    /// that time of the blocks whose band is another one by then.
+    /// Number of entries leaving before this block at `now`. Cost: O(n).
+    ///
+    /// `changed` has the bands at `now` of blocks with a different band by then.
     #[must_use]
     pub fn rank(
         &self,
@@ -418,7 +425,7 @@ impl EvictionIndex {
         self.entries.len() == 0
     }
 
-    /// Number of classes that have an entry.
+    /// Number of non-empty classes.
     #[must_use]
     pub fn classes(&self) -> usize {
         self.leaves.len()
@@ -454,7 +461,7 @@ impl EvictionIndex {
         &*self.policy
     }
 
-    /// All entries in the order in which they would leave at `now`: a full sort, the reference of
+    /// All entries in eviction order at `now`, by a full sort. Reference for
     /// [`EvictionIndex::victim`].
     #[must_use]
     pub fn order(&self, now: Nanos) -> Vec<Entry> {
@@ -464,14 +471,14 @@ impl EvictionIndex {
     }
 }
 
-/// First or last entry of a list, the one that leaves first under [`Order::Ends`].
+/// First or last entry of a list, whichever leaves first under [`Order::Ends`].
 fn end(list: &List, policy: &dyn Policy, now: Nanos) -> Option<Key> {
     let (oldest, youngest) = list.ends()?;
     let (a, b) = (oldest.entry(list.class), youngest.entry(list.class));
     Some(if oldest != youngest && policy.compare(&b, &a, now).is_lt() { youngest } else { oldest })
 }
 
-/// An empty list for a class: a free one, or one more.
+/// Adds an empty list for a class, reusing a free list if possible.
 fn add_list(lists: &mut Vec<List>, free: &mut Vec<Leaf>, class: u64) -> Leaf {
     if let Some(leaf) = free.pop() {
         lists[leaf as usize] = List::new(class);
@@ -481,12 +488,12 @@ fn add_list(lists: &mut Vec<List>, free: &mut Vec<Leaf>, class: u64) -> Leaf {
     Leaf::try_from(lists.len() - 1).expect("fewer classes than blocks")
 }
 
-/// Number of bits after the highest one that keep the error of rounding down below `epsilon`.
+/// Number of bits to keep after the highest bit for a rounding error of at most `epsilon`.
 fn bits(epsilon: f64) -> u32 {
     (0..u64::BITS - 1).find(|&bits| 0.5_f64.powi(bits.cast_signed()) <= epsilon).unwrap_or(63)
 }
 
-/// A class number rounded down to `bits` bits after its highest one.
+/// Class number rounded down to `bits` bits after its highest set bit.
 fn rounded(class: u64, bits: u32) -> u64 {
     let low = (u64::BITS - class.leading_zeros()).saturating_sub(1 + bits);
     class >> low << low

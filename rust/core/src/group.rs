@@ -1,8 +1,8 @@
-//! Layer groups: layers of a model that keep the same part of a sequence, and the blocks that a resume
-//! needs of each.
+//! Layer groups: layers of a model that retain the same part of a sequence, and the blocks needed
+//! from each group for a resume.
 //!
-//! Invariant: [`Group::needed`] names exactly the blocks with a token that the token after the border
-//! attends to, and the block that ends with a state. Cost: O(1); a match is O(blocks · groups).
+//! Invariant: [`Group::needed`] returns exactly the blocks attended to by the token after the
+//! border, and the block with the state before it. Cost: O(1). A match is O(blocks · groups).
 
 use std::ops::Range;
 
@@ -10,22 +10,22 @@ use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 
-/// A page leaves at most one part in this number unused.
+/// At most `1 / PARTS` of a page stays unused.
 const PARTS: u64 = 25;
 
-/// Kind of a group, by the past tokens that a token attends to.
+/// Kind of a group, by the past tokens visible to a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupKind {
     /// All.
     Full,
-    /// The last `window`, itself included, and the first `sinks`.
+    /// The last `window` tokens, including the token itself, and the first `sinks` tokens.
     Sliding {
         /// Tokens of the window.
         window: u64,
         /// Leading tokens that stay visible.
         sinks: u64,
     },
-    /// Those of its own chunk.
+    /// Tokens of its own chunk.
     Chunked {
         /// Tokens of a chunk.
         chunk: u64,
@@ -34,40 +34,40 @@ pub enum GroupKind {
     State,
 }
 
-/// Layers that keep the same part of a sequence, as a manager sees them.
+/// Group of layers that retain the same part of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Group {
     /// Kind.
     pub kind: GroupKind,
-    /// Bytes of a slot: of one block of all the group's layers, or of one state.
+    /// Bytes of a slot: a block of all the group's layers, or a state.
     pub slot_bytes: u64,
-    /// Its layers.
+    /// Number of layers.
     pub layers: u16,
 }
 
-/// Indices of the blocks of a path that a resume needs of a group.
+/// Block indices on a path needed from a group for a resume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Needed {
     /// Blocks of the sinks.
     pub leading: Range<u32>,
-    /// Blocks up to the border; those of `leading` are not repeated.
+    /// Blocks up to the border, without the blocks in `leading`.
     pub trailing: Range<u32>,
 }
 
 impl Needed {
-    /// All of them, ascending.
+    /// All needed blocks, ascending.
     pub fn iter(&self) -> impl Iterator<Item = u32> + use<> {
         self.leading.clone().chain(self.trailing.clone())
     }
 
-    /// Whether a block is among them.
+    /// Whether a block is needed.
     #[must_use]
     pub fn contains(&self, block: u32) -> bool {
         self.leading.contains(&block) || self.trailing.contains(&block)
     }
 }
 
-/// Places on a path: ascending ranges that do not touch.
+/// Places on a path, as ascending ranges with gaps in between.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Places(SmallVec<[Range<u32>; 4]>);
 
@@ -87,12 +87,12 @@ impl Places {
         Self(ranges)
     }
 
-    /// All of them, ascending.
+    /// All places, ascending.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.ranges().flatten()
     }
 
-    /// Their ranges, ascending.
+    /// The ranges, ascending.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = Range<u32>> + '_ {
         self.0.iter().cloned()
     }
@@ -103,7 +103,7 @@ impl Places {
         self.0.iter().map(ExactSizeIterator::len).sum()
     }
 
-    /// Whether a place is among them.
+    /// Whether a place is contained.
     #[must_use]
     pub(crate) fn contains(&self, place: u32) -> bool {
         let after = self.0.partition_point(|range| range.end <= place);
@@ -112,7 +112,7 @@ impl Places {
 }
 
 impl Group {
-    /// Places within a range that resumes at any of these borders need.
+    /// Places in `within` needed to resume at any of the borders.
     pub(crate) fn needed_at(
         &self,
         borders: impl Iterator<Item = u32>,
@@ -126,7 +126,7 @@ impl Group {
         }))
     }
 
-    /// Blocks that hold all earlier tokens to which a token may attend, and one more.
+    /// Number of blocks that hold all earlier tokens visible to a token, plus 1.
     #[must_use]
     pub fn span(&self, block_tokens: u64) -> u32 {
         let blocks = match self.kind {
@@ -138,7 +138,7 @@ impl Group {
         u32::try_from(blocks).unwrap_or(u32::MAX)
     }
 
-    /// The blocks that a resume at the border after `border` blocks of `block_tokens` tokens needs.
+    /// Blocks needed to resume after `border` blocks of `block_tokens` tokens.
     #[must_use]
     pub fn needed(&self, border: u32, block_tokens: u64) -> Needed {
         let blocks = |tokens: u64| {
@@ -149,7 +149,8 @@ impl Group {
             GroupKind::Sliding { window, sinks } => (blocks(sinks), border - blocks(window - 1)),
             GroupKind::Chunked { chunk } => {
                 let end = u64::from(border).saturating_mul(block_tokens);
-                // Block that the chunk of the next token begins in; none if that begins the chunk.
+                // Block with the start of the next token's chunk. None if this token starts a
+                // chunk.
                 let start = end - end % chunk;
                 (0, u32::try_from(start / block_tokens).unwrap_or(u32::MAX))
             }
@@ -159,11 +160,11 @@ impl Group {
     }
 }
 
-/// Longest border up to `most` at which every group has what a resume needs. `has` answers for a group
-/// and a block whether it is there.
+/// Longest border up to `most` where every group has all blocks needed to resume.
 ///
-/// A block that lacks rules out every border between it and the end of its window, so the next
-/// candidate is the border before it; blocks that were seen are not looked at again.
+/// `has(group, block)` reports whether a block is present. A missing block rules out every border
+/// between it and the end of its window, so the next candidate is the border before the block.
+/// Window blocks already found are not checked again.
 pub fn longest(
     groups: &[Group],
     block_tokens: u64,
@@ -171,7 +172,7 @@ pub fn longest(
     has: impl Fn(usize, u32) -> bool,
 ) -> u32 {
     let mut border = most;
-    // Of each group, blocks from here to the border are there.
+    // Per group: all blocks from here to the border are present.
     let mut seen = vec![most; groups.len()];
     while border > 0 {
         let lacking = groups.iter().zip(&mut seen).enumerate().find_map(|(at, (group, seen))| {
@@ -190,11 +191,12 @@ pub fn longest(
     border
 }
 
-/// Longest border up to `most` at which every group has what a resume needs, where the request computes
-/// the blocks `holes`, ascending. The last block before the border is none of them.
+/// [`longest`] for a request that computes the blocks `holes`, ascending. The last block before the
+/// border is never a hole.
 ///
-/// The tokens of a hole attend to the windows before it: they are there, or computed with an earlier
-/// hole. No state is rolled back, so a group of states computes no hole.
+/// The tokens of a hole attend to the windows before it, which are present or computed with an
+/// earlier hole. Recurrent states cannot be rolled back, so a model with a state group computes no
+/// hole.
 pub(crate) fn longest_over_holes(
     groups: &[Group],
     block_tokens: u64,
@@ -220,20 +222,21 @@ pub(crate) fn longest_over_holes(
     }
 }
 
-/// Bytes of a page of one arena for slots of these sizes: the least, from the largest slot on, at
-/// which no group leaves more than a twenty-fifth of a page unused.
+/// Page size of an arena, in bytes, for slots of these sizes.
+///
+/// The smallest size, at least the largest slot, with at most 1/25 of a page unused in every group.
 ///
 /// # Errors
-/// [`Error::Config`] for a slot without bytes, or one above 2^56 bytes.
+/// [`Error::Config`] for a slot of 0 bytes or more than 2^56 bytes.
 pub fn page_bytes(slots: &[u64]) -> Result<u64> {
     let largest = slots.iter().copied().max().unwrap_or(0);
     if slots.contains(&0) || largest > 1 << 56 {
         return Err(Error::config(format!("slots of {slots:?} bytes, 1 to 2^56 wanted")));
     }
-    // What a smaller slot leaves is less than the slot.
+    // A smaller slot wastes less than its own size.
     let coarse: Vec<u64> = slots.iter().copied().filter(|&slot| slot * PARTS > largest).collect();
     let fits = |page: u64| coarse.iter().all(|&slot| page % slot * PARTS <= page);
-    // From a multiple of a slot on, what that slot leaves grows with the page.
+    // Starting at a multiple of a slot, its waste grows with the page.
     let pages =
         |&slot: &u64| (largest.div_ceil(slot)..=PARTS * largest / slot).map(move |n| n * slot);
     let least = coarse.iter().flat_map(pages).filter(|&page| fits(page)).min();
@@ -260,7 +263,7 @@ mod tests {
         }
     }
 
-    /// Whether a resume at a border can compute its first token, asked token by token.
+    /// Whether a resume at a border can compute its first token, checked token by token.
     fn resumes(groups: &[Group], size: u64, border: u32, has: &[Vec<bool>]) -> bool {
         let query = u64::from(border) * size;
         groups.iter().zip(has).all(|(group, has)| {
@@ -270,8 +273,8 @@ mod tests {
         })
     }
 
-    /// Whether a request can compute the holes before a border, token by token and first to last, and
-    /// then its own first token.
+    /// Whether a request can compute the holes before a border, token by token and first to last,
+    /// and then its own first token.
     fn fills(groups: &[Group], size: u64, border: u32, holes: &[u32], has: &[Vec<bool>]) -> bool {
         let hole = |token: u64| holes.contains(&u32::try_from(token / size).unwrap());
         let end = u64::from(border) * size;
@@ -297,7 +300,7 @@ mod tests {
         ]
     }
 
-    /// One to four groups, tokens of a block, and which blocks each has: mostly runs.
+    /// Groups (1 to 4), tokens per block, and the blocks present in each group, mostly in runs.
     fn case() -> impl Strategy<Value = (Vec<Group>, u64, Vec<Vec<bool>>)> {
         (1_u64..9, 1_usize..14).prop_flat_map(|(size, blocks)| {
             let runs = prop::collection::vec((any::<bool>(), 1_usize..6), blocks);

@@ -1,8 +1,8 @@
-//! Hints: requests of an engine or an agent about the future of blocks, and their answers.
+//! Hints: advice from an engine or an agent about the future of blocks, and the replies.
 //!
-//! A hint never pins. It changes the order of eviction: every block has a priority from 0 to 100, and a
-//! lower one leaves before a higher one; within one priority the tier's policy decides. Invariant:
-//! a block without a hint has the priority [`NORMAL`]. Cost: plain values.
+//! A hint never pins. It changes the order of eviction: every block has a priority from 0 to 100,
+//! and lower priorities leave first. Within a priority the tier's policy decides. Invariant: a
+//! block without a hint has priority [`NORMAL`]. Cost: plain values.
 
 use crate::block::{LeaseId, TierId, Token};
 use crate::scope::Scope;
@@ -11,149 +11,149 @@ use crate::time::Nanos;
 /// Priority of a block, 0 to [`HIGHEST`].
 pub type Priority = u8;
 
-/// Priority of blocks without a hint; TensorRT-LLM's default.
+/// Priority of blocks without a hint. Same as TensorRT-LLM's default.
 pub const NORMAL: Priority = 35;
 
 /// The highest priority.
 pub const HIGHEST: Priority = 100;
 
-/// A tenant with a quota on a tier; 0 for all tenants without one.
+/// A tenant with a quota on a tier. 0 for all tenants without a quota.
 pub(crate) type Share = u32;
 
-/// Band of a block on a tier: its rank before its value counts.
+/// Band of a block on a tier, ranked before its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Band {
-    /// The lower priority leaves first.
+    /// Priority. Lower priorities leave first.
     pub priority: Priority,
     /// Tenant with a quota, or 0.
     pub share: Share,
 }
 
 impl Band {
-    /// Band of blocks without hint and quota.
+    /// Band of blocks without a hint or a quota.
     pub const NORMAL: Self = Self { priority: NORMAL, share: 0 };
 }
 
-/// Target of a hint: the blocks that it names.
+/// Target of a hint: the blocks it applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// The full blocks of a sequence.
     Tokens {
         /// The sequence.
         tokens: Vec<Token>,
-        /// Whose blocks.
+        /// Scope of the blocks.
         scope: Scope,
     },
-    /// The path of a lease, and the blocks that it will commit.
+    /// The path of a lease, and all blocks it will commit.
     Lease(LeaseId),
-    /// The path of a conversation, and the blocks that its leases will commit.
+    /// The path of a conversation, and all blocks its leases will commit.
     Session {
-        /// Its name.
+        /// Name of the session.
         name: String,
-        /// Whose session.
+        /// Scope of the session.
         scope: Scope,
     },
 }
 
-/// A priority for a range of tokens, and one for those that a request will yet produce.
+/// A priority for a range of tokens, and a priority for tokens not decoded yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retain {
-    /// Which path.
+    /// Path.
     pub target: Target,
-    /// First token; a block belongs to the range if its first token does.
+    /// First token. A block belongs to the range if its first token does.
     pub start: u64,
-    /// The last token plus 1; `None` for the end of the prompt.
+    /// The last token plus 1. `None` for the end of the prompt.
     pub end: Option<u64>,
-    /// The range's priority.
+    /// Priority of the range.
     pub priority: Priority,
-    /// Time to live, from now on; `None` for ever.
+    /// Time to live from now on. `None` means forever.
     pub ttl: Option<Nanos>,
     /// Priority of blocks after the prompt, if set.
     pub decode_priority: Option<Priority>,
-    /// Time to live, from the commit of each such block on.
+    /// Time to live of each block after the prompt, from its commit on.
     pub decode_ttl: Option<Nanos>,
-    /// Owner; `None` is the target's session, if it has one.
+    /// Owner. `None` is the target's session, if any.
     pub owner: Option<String>,
 }
 
-/// Target of a release: blocks that are no longer wanted.
+/// Target of a release: blocks no longer wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Release {
-    /// A conversation is over.
+    /// All blocks of a finished conversation.
     Session {
-        /// Its name.
+        /// Name of the session.
         name: String,
-        /// Whose session.
+        /// Scope of the session.
         scope: Scope,
     },
-    /// An agent has ended: all blocks that it retained.
+    /// All blocks retained by a finished agent.
     Owner {
-        /// Its name.
+        /// Name of the owner.
         name: String,
-        /// Whose blocks it retained.
+        /// Scope of the retained blocks.
         scope: Scope,
     },
-    /// The full blocks of a sequence that this owner retained.
+    /// The full blocks of a sequence retained by this owner.
     Tokens {
         /// The sequence.
         tokens: Vec<Token>,
-        /// Whose blocks.
+        /// Scope of the blocks.
         scope: Scope,
-        /// Owner that retained them; `None` for blocks without an owner.
+        /// Owner of the retention. `None` for blocks without an owner.
         owner: Option<String>,
     },
 }
 
-/// One hint.
+/// A hint.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Hint {
-    /// Retain blocks longer, or less long.
+    /// Retain blocks for longer or shorter than normal.
     Retain(Retain),
     /// Release blocks.
     Release(Release),
     /// Prefetch blocks to a tier.
     Prefetch {
-        /// Which path.
+        /// Path.
         target: Target,
-        /// Target tier: the first tier, or another one above the blocks' tiers.
+        /// Destination: the first tier, or any tier above the blocks' tiers.
         tier: TierId,
-        /// Deadline; blocks that would arrive later are not moved.
+        /// Deadline. Blocks predicted to arrive later are not moved.
         deadline: Option<Nanos>,
     },
     /// Demote blocks to a tier.
     Demote {
-        /// Which path.
+        /// Path.
         target: Target,
-        /// Where to.
+        /// Destination.
         tier: TierId,
     },
     /// Keep borders of a path resumable, in a model of several groups.
     ResumeAt {
-        /// Which path.
+        /// Path.
         target: Target,
         /// Tokens before each border, at the end of a block.
         borders: Vec<u64>,
     },
-    /// The time of a session's next request, as the tool that it waits for estimates it.
+    /// A tool's estimate of the time until a session's next request.
     Progress {
-        /// The session's name.
+        /// Name of the session.
         name: String,
-        /// Whose session.
+        /// Scope of the session.
         scope: Scope,
-        /// Tier on which its blocks are wanted by then.
+        /// Tier on which its blocks are wanted at the next request.
         tier: TierId,
-        /// Time until then.
+        /// Time until the next request.
         eta: Nanos,
     },
-    /// Quota: blocks of a tier that a tenant may hold before its own leave first.
+    /// Quota of a tenant on a tier. Over quota, the tenant's blocks leave first.
     Quota {
         /// The tenant's salt.
         tenant: Vec<u8>,
-        /// Which tier.
+        /// Tier.
         tier: TierId,
-        /// Maximum number of blocks; `None` for no bound.
+        /// Maximum number of blocks. `None` for no bound.
         blocks: Option<u64>,
-        /// At most this share of the tier's blocks; `None` for no bound.
+        /// Maximum share of the tier's blocks. `None` for no bound.
         share: Option<f64>,
     },
 }
@@ -161,13 +161,13 @@ pub enum Hint {
 /// Outcome of a hint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Answer {
-    /// In force for all blocks that it names.
+    /// In force for all blocks of its target.
     Accepted,
-    /// In force for some of them.
+    /// In force for some blocks of its target.
     Clipped,
-    /// Waits for blocks that are not cached.
+    /// Waiting for blocks not cached yet.
     Deferred,
-    /// Changes nothing.
+    /// Without effect.
     Rejected,
 }
 
@@ -184,28 +184,28 @@ impl Answer {
     }
 }
 
-/// Reason of a reply, for programs: why a hint is not in force for all blocks that it names.
+/// Machine-readable reason why a hint is not in force for all blocks of its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HintCode {
-    /// It is in force for all of them.
+    /// In force for all blocks.
     Accepted,
-    /// Its path, session, lease or owner has no such block.
+    /// The path, session, lease or owner has no matching block.
     Absent,
-    /// Some are not cached yet; it is in force for each once the block is committed.
+    /// Some blocks are not cached yet. The hint applies to each block once it is committed.
     Waiting,
-    /// A tier retains as many blocks as its share allows.
+    /// The tier's share of retained blocks is used up.
     Share,
-    /// The scope has as many pending hints as it may have.
+    /// The scope has the maximum number of pending hints.
     Full,
-    /// As many loads as may be are in flight to the tier.
+    /// The maximum number of loads is in flight to the tier.
     Crowded,
-    /// They would arrive after the deadline.
+    /// The blocks would arrive after the deadline.
     Late,
     /// The tier has no room.
     NoRoom,
-    /// No tier has all layers that the load needs.
+    /// No tier has all layers needed for the load.
     Incomplete,
-    /// They are in use, or no tier can take them.
+    /// The blocks are in use, or no tier can take them.
     InUse,
 }
 
@@ -228,17 +228,17 @@ impl HintCode {
     }
 }
 
-/// The answer to one hint.
+/// Reply to a hint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HintReply {
-    /// Its outcome.
+    /// Outcome.
     pub answer: Answer,
-    /// Number of blocks for which it is in force now.
+    /// Number of blocks with the hint in force.
     pub blocks: u64,
-    /// Number of blocks that it names and is not in force for: clipped, or not cached yet.
+    /// Number of blocks of the target without the hint in force: clipped, or not cached yet.
     pub left: u64,
-    /// The last reason why not for all of them, for programs.
+    /// Last reason for incomplete effect, machine-readable.
     pub code: HintCode,
-    /// Reason why not for all of them, for people; empty if it is accepted.
+    /// Reason for incomplete effect, human-readable. Empty if accepted.
     pub reason: String,
 }

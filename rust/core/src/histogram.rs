@@ -1,13 +1,14 @@
 //! Histogram of times with logarithmic classes, each at most a sixteenth wide.
 //!
 //! Invariant: `count` is the sum over all classes, and `sum` is exact. All classes exist from the
-//! start, so recording allocates nothing. Cost: a few integer operations per value; 6 kB each.
+//! start, so recording allocates nothing. Cost: a few integer operations per value, 6 kB per
+//! histogram.
 
 use hdrhistogram::Histogram as Classes;
 
 use crate::time::Nanos;
 
-/// Longest time that is distinguished, 13 days; longer times count as this one.
+/// Longest distinguished time, 13 days. Longer times are clamped to it.
 const LONGEST: Nanos = (1 << 50) - 1;
 
 /// Histogram of times.
@@ -37,20 +38,20 @@ impl Histogram {
         self.classes.len()
     }
 
-    /// Their sum in nanoseconds.
+    /// Sum of the recorded times in nanoseconds.
     #[must_use]
     pub fn sum(&self) -> u128 {
         self.sum
     }
 
-    /// Quantile, up to the width of its class; 0 if no time was recorded.
+    /// Quantile, with an error of at most the width of its class. 0 if no time was recorded.
     #[must_use]
     pub fn quantile(&self, share: f64) -> Nanos {
         self.classes.value_at_quantile(share)
     }
 
-    /// Cumulative counts at each of the ascending `bounds`. The class that contains a bound counts
-    /// as below it.
+    /// Cumulative counts at each of the ascending `bounds`. A class containing a bound counts as
+    /// below it.
     #[must_use]
     pub fn up_to(&self, bounds: &[Nanos]) -> Vec<u64> {
         let mut counts = vec![0; bounds.len()];
@@ -69,7 +70,7 @@ impl Histogram {
         counts
     }
 
-    /// Difference to an earlier state `before`; `None` if it is none.
+    /// Difference to an earlier state `before`. `None` if `before` is not an earlier state.
     #[must_use]
     pub fn since(&self, before: &Self) -> Option<Self> {
         let mut classes = self.classes.clone();

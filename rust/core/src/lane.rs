@@ -1,7 +1,8 @@
 //! Lane: a FIFO queue of transmissions between two neighbouring tiers or two machines.
 //!
-//! Invariant: the jobs of one queue never overlap, and `first + (layers - 1) * per_layer == end`.
-//! Lanes with the same `shares` are one queue, each with its own bandwidth and latency. Cost: a few integer operations per transmission.
+//! Invariant: the jobs of a queue never overlap, and `first + (layers - 1) * per_layer == end`.
+//! Lanes with the same `shares` use a common queue, each with its own bandwidth and latency. Cost:
+//! a few integer operations per transmission.
 
 use crate::time::{NEVER, Nanos};
 
@@ -13,18 +14,18 @@ pub type LaneId = usize;
 /// Description of a lane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaneSpec {
-    /// Name that users give it.
+    /// User-visible name.
     pub name: String,
-    /// Bandwidth in bytes per second; with zero a transmission never ends.
+    /// Bandwidth in bytes per second. With 0 a transmission never ends.
     pub bytes_per_s: u64,
     /// Latency of each transmission, in nanoseconds.
     pub latency_ns: u64,
-    /// Name of its queue; its own name if `None`.
+    /// Name of the queue. `None` means the lane's own name.
     pub shares: Option<String>,
 }
 
 impl LaneSpec {
-    /// A transmission that starts at `start`.
+    /// A transmission starting at `start`.
     #[inline]
     fn transmission(&self, bytes: u64, start: Nanos, layers: u16) -> Transmission {
         let start = start.saturating_add(self.latency_ns);
@@ -35,8 +36,9 @@ impl LaneSpec {
     }
 }
 
-/// Arrival times of a transmission, layer by layer: layer `i` at `first + i * per_layer`, exactly so
-/// for the last layer, and for the others never earlier than their bytes.
+/// Arrival times of a transmission: layer `i` arrives at `first + i * per_layer`.
+///
+/// Exact for the last layer. For all layers, never earlier than their bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Transmission {
     /// Arrival of the last layer.
@@ -71,7 +73,7 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// Number of lanes; their ids count from 0.
+    /// Number of lanes. Ids count from 0.
     #[must_use]
     pub fn len(&self) -> usize {
         self.lanes.len()
@@ -83,8 +85,8 @@ impl Lanes {
         self.lanes.is_empty()
     }
 
-    /// Adds a lane to the queue named by `shares` (by its name if `None`), so two lanes of one name
-    /// share a queue too.
+    /// Adds a lane to the queue named by `shares`, or by the lane's name if `None`. Two lanes of
+    /// the same name therefore share a queue too.
     pub fn add(&mut self, spec: LaneSpec) -> LaneId {
         let name = spec.shares.as_ref().unwrap_or(&spec.name);
         let queue = self.queues.iter().position(|queue| queue.name == *name).unwrap_or_else(|| {
@@ -107,7 +109,7 @@ impl Lanes {
         self.lanes.iter().position(|lane| lane.spec.name == name)
     }
 
-    /// Adds measured busy time to all lanes of a name; returns whether there is one.
+    /// Adds measured busy time to all lanes of a name. Returns false if there is no such lane.
     pub(crate) fn saw(&mut self, name: &str, busy: Nanos) -> bool {
         let mut found = false;
         for lane in self.lanes.iter_mut().filter(|lane| lane.spec.name == name) {
@@ -117,8 +119,9 @@ impl Lanes {
         found
     }
 
-    /// Appends `bytes` to the lane's queue and returns the times of its `layers`
-    /// equal parts (at least one). Latency counts once, and fractions are rounded up.
+    /// Appends `bytes` to the lane's queue and returns the times of its `layers` equal parts.
+    ///
+    /// 0 layers count as 1. Latency counts once, and fractions are rounded up.
     pub fn transmit(&mut self, lane: LaneId, bytes: u64, now: Nanos, layers: u16) -> Transmission {
         let lane = &mut self.lanes[lane];
         let free_at = &mut self.queues[lane.queue].free_at;
@@ -144,36 +147,36 @@ impl Lanes {
         spec.latency_ns.saturating_add(duration(bytes, spec.bytes_per_s))
     }
 
-    /// Time from which on the lane's queue is idle.
+    /// Time at which the lane's queue becomes idle.
     #[must_use]
     pub fn free_at(&self, lane: LaneId) -> Nanos {
         self.queues[self.lanes[lane].queue].free_at
     }
 
-    /// Keeps the lane's queue busy until a time, for transmissions outside these lanes.
+    /// Keeps the lane's queue busy until a time, for transmissions not in these lanes.
     pub fn hold(&mut self, lane: LaneId, until: Nanos) {
         let free_at = &mut self.queues[self.lanes[lane].queue].free_at;
         *free_at = until.max(*free_at);
     }
 
-    /// Empties all queues; counters stay.
+    /// Empties all queues. Counters stay.
     pub fn reset(&mut self) {
         self.queues.iter_mut().for_each(|queue| queue.free_at = 0);
     }
 
-    /// Nanoseconds that this lane's own transmissions take at its speed, latency included.
+    /// Predicted busy time of this lane in nanoseconds, including latency.
     #[must_use]
     pub fn predicted(&self, lane: LaneId) -> Nanos {
         self.lanes[lane].predicted
     }
 
-    /// Nanoseconds that this lane's transmissions waited for those before them in its queue.
+    /// Total queueing time of this lane's transmissions in nanoseconds.
     #[must_use]
     pub fn waited(&self, lane: LaneId) -> Nanos {
         self.lanes[lane].waited
     }
 
-    /// Measured busy time of this lane in nanoseconds; see
+    /// Measured busy time of this lane in nanoseconds. See
     /// [`Manager::saw_lane`](crate::manager::Manager::saw_lane).
     #[must_use]
     pub fn seen(&self, lane: LaneId) -> Nanos {
@@ -194,7 +197,7 @@ fn duration(bytes: u64, bytes_per_s: u64) -> Nanos {
     if bytes_per_s == 0 {
         return NEVER;
     }
-    // Mostly it fits in 64 bits: a 128-bit division takes several times as long.
+    // The product mostly fits in 64 bits, and a 128-bit division takes several times as long.
     if let Some(product) = bytes.checked_mul(NANOS_PER_S) {
         return product.div_ceil(bytes_per_s);
     }

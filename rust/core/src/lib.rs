@@ -1,8 +1,8 @@
 //! kvtrie-core: the KV-cache block manager, without I/O, clock or threads.
 //!
-//! A radix trie of token blocks, eviction policies, tiers with slots and lanes, and restore plans
-//! in one [`manager::Manager`]: it decides, the caller executes. The same operations give the same
-//! moves, byte for byte.
+//! [`manager::Manager`] combines a radix trie of token blocks, eviction policies, tiers with slots
+//! and lanes, and restore plans. It decides, and the caller executes. The same operations give the
+//! same moves, byte for byte.
 //!
 //! ```text
 //! manager --> plan --> tiers --> policy
@@ -44,8 +44,8 @@ mod trie;
 mod u32_map;
 mod visits;
 
-// The public API: what an engine, a store of blocks and a simulator need. `pub` elsewhere means no more
-// than this list; a new name here is reviewed.
+// The public API for engines, block stores and simulators. `pub` elsewhere exports nothing. New
+// names in this list are reviewed.
 pub use block::{
     BlockId, GroupId, Handle, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, Place, Slot, Structure,
     TierId, Token,
@@ -79,7 +79,7 @@ pub use tier::{Kind, Owner, TierSpec, Write};
 pub use time::{DAY, NEVER, Nanos};
 pub use trie::Query;
 
-/// Parts that benches and tests measure. They are no API and change without notice.
+/// Internals for benches and tests. Not part of the API, and subject to change without notice.
 #[doc(hidden)]
 pub mod internals {
     pub use crate::block::Departure;

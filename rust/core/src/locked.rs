@@ -1,7 +1,7 @@
-//! A manager behind one mutex, for engines that call it from several threads.
+//! A manager protected by a mutex, for engines with several threads.
 //!
-//! Invariant: one call is one critical section, so concurrent calls equal some sequence of calls; a
-//! panic of the core poisons the manager and becomes an error. Cost: one uncontended lock per call.
+//! Invariant: each call is a single critical section, so concurrent calls are linearizable. A panic
+//! of the core poisons the manager and becomes an error. Cost: one uncontended lock per call.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,7 +22,7 @@ impl Locked {
         Self(Mutex::new(manager))
     }
 
-    /// The manager, to look at.
+    /// Locks the manager for inspection.
     pub fn lock(&self) -> MutexGuard<'_, Manager> {
         // A poisoned mutex is usable: the manager poisons itself after a panic and refuses calls.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -31,12 +31,12 @@ impl Locked {
     /// Runs `work` on the manager under the lock.
     ///
     /// # Errors
-    /// Those of `work`; [`Error::Invariant`] if it panics, and from then on always.
+    /// The errors of `work`. [`Error::Invariant`] if `work` panics, and in all later calls.
     pub fn call<T>(&self, work: impl FnOnce(&mut Manager) -> Result<T>) -> Result<T> {
         self.call_by(Mutex::lock, work)
     }
 
-    /// The same with another way to wait for the mutex.
+    /// [`call`](Self::call) with a custom wait for the mutex.
     ///
     /// # Errors
     /// As [`call`](Self::call).

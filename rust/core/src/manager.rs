@@ -1,9 +1,8 @@
-//! The block manager: decides what is cached on which tier, what to evict, what to move and what to
-//! recompute.
+//! The block manager: decides about placement, eviction, moves and recomputation of blocks.
 //!
-//! Sans-IO and deterministic: time is an argument, `moves` hands copies out and `complete` takes
-//! their results, the only point at which a copy becomes valid. Invariants are those of `audit`; an
-//! operation that fails has changed nothing. Cost: see each operation. A request:
+//! Sans-IO and deterministic: time is an argument, `moves` hands out copies, and `complete` takes
+//! their results. A copy becomes valid only in `complete`. Invariants: see `audit`. A failed
+//! operation has changed nothing. Cost: see each operation. Life of a request:
 //!
 //! ```text
 //! acquire: match the trie -> pin the path -> residency scan -> plan (reuse | load | recompute)
@@ -88,7 +87,7 @@ use request::matching::price::Prices;
 use request::slots::pins::Pins;
 use request::slots::refused::Refused;
 
-/// The block manager of one machine.
+/// The block manager of a machine.
 #[derive(Debug)]
 pub struct Manager {
     settings: Settings,
@@ -99,26 +98,26 @@ pub struct Manager {
     lanes: Lanes,
     private_slots: PrivateSlots,
     leases: FxHashMap<LeaseId, Box<Lease>>,
-    /// Copies of blocks that are not committed yet, by the slot that each is made from.
+    /// Copies of blocks not committed yet, by source slot.
     ahead: BTreeMap<Slot, Ahead>,
     awaits: Awaits,
     next_lease: LeaseId,
     moves: Moves,
-    /// Blocks that wait to be written to a shared tier.
+    /// Blocks waiting to be written to a shared tier.
     shared_stores: SharedStores,
-    /// Copies that `mark` announced and no move brings, by ready time.
+    /// Copies announced by `mark` without a move, by ready time.
     marked: BTreeSet<(Nanos, TierId, BlockId)>,
-    /// The latest failures that no call of `failed` has taken.
+    /// Latest failures not yet returned by `failed`.
     failed: VecDeque<Failed>,
-    /// Lost blocks after which moves still touch copies.
+    /// Lost blocks with moves still touching copies after them.
     lost: Vec<Handle>,
-    /// Steps that the call at hand has still to carry out.
+    /// Pending steps of the current call.
     consequences: Consequences,
     sessions: Sessions,
     ages: Ages,
     feed: PolicyFeed,
     meter: Meter,
-    /// An empty eviction set that keeps the memory of an earlier one.
+    /// An empty eviction set, kept to reuse its memory.
     spare_set: Option<Box<EvictionSet>>,
     events: VecDeque<Event>,
     block_events: BlockEvents,
@@ -128,7 +127,7 @@ pub struct Manager {
     hints: Hints,
     prices: Prices,
     pins: Pins,
-    /// Groups of layers; resume points, of a model with several.
+    /// Groups of layers, with resume points if there are several.
     points: Points,
     poison: Option<String>,
     closed: bool,
@@ -200,7 +199,7 @@ impl Manager {
         })
     }
 
-    /// The settings it was made with.
+    /// The settings.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings
@@ -212,8 +211,8 @@ impl Manager {
         self.clock.last()
     }
 
-    /// A number that stays as long as every lookup finds what it found: the same blocks, and of each
-    /// the same copies but for their predicted times. It may change without need.
+    /// Number that changes whenever a lookup result may have changed, except for predicted times.
+    /// May also change spuriously.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.blocks.generation()
@@ -225,10 +224,10 @@ impl Manager {
         &self.lanes
     }
 
-    /// Starts a transmission on a lane by hand; the source of predicted times in a simulator.
+    /// Starts a transmission on a lane manually. Simulators use it for predicted times.
     ///
     /// # Errors
-    /// [`Error::Config`] if no lane has that name or `layers` is 0 or above the model's.
+    /// [`Error::Config`] for an unknown lane, or if `layers` is 0 or exceeds the model's number.
     pub fn transmit(
         &mut self,
         lane: &str,
@@ -253,10 +252,10 @@ impl Manager {
         Ok(self.lanes.transmit(id, bytes, now, layers))
     }
 
-    /// Counts nanoseconds in which a lane was seen busy.
+    /// Adds measured busy time of a lane in nanoseconds.
     ///
     /// # Errors
-    /// [`Error::Config`] if no lane has that name.
+    /// [`Error::Config`] for an unknown lane.
     pub fn saw_lane(&mut self, lane: &str, busy_ns: Nanos) -> Result<()> {
         self.open()?;
         if self.lanes.saw(lane, busy_ns) {
@@ -265,8 +264,9 @@ impl Manager {
         Err(Error::config(format!("there is no lane '{lane}'")))
     }
 
-    /// Forgets all blocks, leases and moves, and the time, so that the next call may pass any.
-    /// Settings, lanes' rates and counters stay; the lanes are idle.
+    /// Forgets all blocks, leases, moves and the time. The next call may pass any time.
+    ///
+    /// Settings, rates of lanes and counters stay. All lanes become idle.
     ///
     /// # Errors
     /// [`Error::Config`] while a lease is held or a move is in flight.
@@ -284,7 +284,7 @@ impl Manager {
         self.count_reset();
         self.note_reset();
         let old = std::mem::replace(self, fresh);
-        // The clock keeps what it has counted, but accepts an earlier time from here on.
+        // The clock keeps its counters, but accepts an earlier time from here on.
         self.clock = old.clock;
         self.clock.reset();
         self.lanes = old.lanes;
@@ -302,7 +302,7 @@ impl Manager {
         self.closed = true;
     }
 
-    /// Fails once `close` was called or an invariant was found broken, as every call then does.
+    /// Fails after `close` or a broken invariant, like all further calls.
     ///
     /// # Errors
     /// [`Error::Closed`] or [`Error::Invariant`].
@@ -313,8 +313,7 @@ impl Manager {
         if self.closed { Err(Error::closed("the manager is closed")) } else { Ok(()) }
     }
 
-    /// Advances the clock to the caller's time, settles marked copies that are due and ends hints
-    /// that have expired.
+    /// Advances the clock to the caller's time, settles due marked copies and ends expired hints.
     fn tick(&mut self, now: Nanos) -> Nanos {
         self.pass_block_events(now);
         let now = self.clock.advance(now);
@@ -327,7 +326,7 @@ impl Manager {
             self.arrive_marked(tier, block);
         }
         if self.marked.len() < marked {
-            // Loads may have waited for what is there now.
+            // Loads may have waited for these copies.
             self.moves.unpark(now);
         }
         self.expire_hints(now);
@@ -346,9 +345,9 @@ impl Manager {
         self.scopes.get(self.node(block).scope).structure
     }
 
-    /// The order in which blocks leave a tier. With several groups a block leaves after those that
-    /// follow it: the windows before a hole stay at resume points alone, and a point is worth less per
-    /// byte than the blocks before it.
+    /// The order in which blocks leave a tier. With several groups a block leaves after its
+    /// successors: the windows before a hole are kept only at resume points, and a resume point is
+    /// worth less per byte than the blocks before it.
     fn departures(&self, block: BlockId) -> Structure {
         if self.points.several() { Structure::LeafOnly } else { self.structure(block) }
     }
@@ -376,7 +375,7 @@ impl Manager {
         self.blocks.arrival_mut(place, block)
     }
 
-    /// The values that a block shares with its neighbours in a run.
+    /// Values shared by all blocks of a run.
     #[inline]
     fn node(&self, block: BlockId) -> &Node {
         self.trie().value(block)

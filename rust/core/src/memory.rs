@@ -1,8 +1,7 @@
-//! Check that a large allocation can succeed, before a call makes it.
+//! Check before a large allocation, because a failed allocation aborts the process.
 //!
-//! A failed allocation aborts the process, so an amount that comes from an argument is tried first.
-//! Invariant: nothing stays allocated. Cost: one comparison; a large amount is reserved once,
-//! untouched, and freed.
+//! Used for amounts derived from arguments. Invariant: nothing stays allocated. Cost: a comparison.
+//! Large amounts are reserved once, untouched, and freed.
 
 use crate::error::{Error, Result};
 
@@ -19,12 +18,12 @@ pub(crate) fn check(bytes: usize, what: impl FnOnce() -> String) -> Result<()> {
     }
     let mut tried: Vec<u8> = Vec::new();
     let there = tried.try_reserve_exact(bytes).is_ok();
-    // Keeps the compiler from eliding an allocation that is never used.
+    // Keeps the compiler from eliding an unused allocation.
     std::hint::black_box(tried.as_ptr());
     if there {
         return Ok(());
     }
-    Err(Error::config(format!("{} takes {bytes} bytes of memory, which are not there", what())))
+    Err(Error::config(format!("{} takes {bytes} bytes of memory, more than available", what())))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! Paged slab: values at indices that are reused once their values are removed.
+//! Paged slab: values at reusable indices.
 //!
-//! Invariant: a value keeps its index and its address until it is removed. Cost: O(1).
+//! Invariant: a value keeps its index and address until its removal. Cost: O(1).
 
 use std::ops::{Index, IndexMut};
 
@@ -19,7 +19,7 @@ pub(crate) struct PagedSlab<T> {
 }
 
 impl<T: Clone> PagedSlab<T> {
-    /// An empty slab; `vacant` fills indices that were never used.
+    /// An empty slab. `vacant` fills unused indices.
     #[must_use]
     pub(crate) fn new(vacant: T) -> Self {
         Self { values: PagedVec::new(vacant), bound: 0, free: Vec::new() }

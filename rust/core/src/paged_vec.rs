@@ -1,13 +1,13 @@
-//! Paged vector: one value per id, in pages that never move.
+//! Paged vector: a value per id, in pages at fixed addresses.
 //!
 //! Invariant: a value keeps its address while the vector grows, so no call pays for a copy of all
-//! values; ids never written hold `vacant`. Cost: O(1); growing fills one page at a time.
+//! values. Ids never written hold `vacant`. Cost: O(1). Growing fills a page at a time.
 
 use std::ops::{Index, IndexMut};
 
 use prefetch_index::prefetch_index;
 
-/// Values per page: a power of two, small enough that filling one takes microseconds.
+/// Values per page: a power of two. Filling a page takes microseconds.
 pub(crate) const PAGE: usize = 1 << 12;
 
 /// A value for every id below `len`.
@@ -18,7 +18,7 @@ pub(crate) struct PagedVec<T> {
 }
 
 impl<T: Clone> PagedVec<T> {
-    /// An empty vector; `vacant` fills the ids that were never written.
+    /// An empty vector. `vacant` fills ids never written.
     #[must_use]
     pub(crate) fn new(vacant: T) -> Self {
         Self { pages: Vec::new(), vacant }
@@ -32,20 +32,20 @@ impl<T: Clone> PagedVec<T> {
         }
     }
 
-    /// Sets the value of an id, and grows to it.
+    /// Sets the value of an id, growing the vector if necessary.
     pub(crate) fn put(&mut self, id: u32, value: T) {
         self.reach(id + 1);
         self[id] = value;
     }
 
-    /// The value of an id; `None` if the vector does not reach it.
+    /// The value of an id, or `None` beyond the end of the vector.
     #[inline]
     #[must_use]
     pub(crate) fn get(&self, id: u32) -> Option<&T> {
         self.pages.get(id as usize / PAGE).map(|page| &page[id as usize % PAGE])
     }
 
-    /// Prefetches the CPU cache line that holds an id's value.
+    /// Prefetches the CPU cache line of an id's value.
     #[inline]
     pub(crate) fn prefetch_line(&self, id: u32) {
         if let Some(page) = self.pages.get(id as usize / PAGE) {

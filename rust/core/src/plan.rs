@@ -1,8 +1,9 @@
-//! Load-or-recompute planner: chooses for each block of a path so that all are ready soonest.
+//! Load-or-recompute planner: loads or computes each block of a path, to have the whole path ready
+//! as early as possible.
 //!
-//! Invariant: a plan is never later than the better of computing everything that it may and loading
-//! everything that it may. Times are nanoseconds from the start of the plan. Cost: see the solvers;
-//! 256 blocks take 3 microseconds if all are cached on one lane, 15 to 30 with holes or more lanes.
+//! Invariant: a plan is never later than the better of loading everything and computing everything.
+//! Times are nanoseconds from the start of the plan. Cost: see the solvers. 256 blocks take 3
+//! microseconds if all are cached on one lane, 15 to 30 with holes or more lanes.
 
 mod deadline;
 mod holes;
@@ -20,14 +21,14 @@ use crate::time::Nanos;
 pub enum Source {
     /// Resident, or in flight.
     Here {
-        /// Time at which it is resident.
+        /// Ready time.
         ready: Nanos,
     },
-    /// Can be loaded, or computed again.
+    /// Loadable or recomputable.
     Load {
-        /// Lane of the load; lanes are FIFO.
+        /// Lane of the load. Lanes are FIFO.
         lane: usize,
-        /// Time that the load keeps the lane busy.
+        /// Time the load occupies the lane.
         time: Nanos,
         /// Earliest start of the load.
         from: Nanos,
@@ -36,38 +37,38 @@ pub enum Source {
     Missing,
 }
 
-/// One block of a path, in logical order.
+/// A block of a path, in logical order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     /// Time to compute it.
     pub compute: Nanos,
-    /// Source of its KV.
+    /// Source of the KV.
     pub source: Source,
 }
 
-/// Choice for each block, and the time at which all are ready.
+/// Choice for each block, and the finish time of all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Solution {
     /// Whether each step is loaded. A block neither loaded nor resident is computed.
     pub load: Vec<bool>,
-    /// Time at which every block is ready, by [`evaluate`].
+    /// Ready time of the whole path, by [`evaluate`].
     pub finish: Nanos,
-    /// Whether no other choice is ready sooner.
+    /// Whether the choice is optimal.
     pub exact: bool,
 }
 
-/// Time at which every block is ready under the choice `load` (one per step; ignored where nothing
-/// can be loaded).
+/// Ready time of the whole path under the choice `load`, one flag per step. Flags of steps without
+/// a load are ignored.
 ///
-/// Lane `l` is free from `lane_free[l]` on (from 0 if not listed) and takes its loads in logical
-/// order. A block is computed after all blocks before it have been computed or have arrived, and
-/// computing one block takes the device whole.
+/// Lane `l` is free from `lane_free[l]` on (from 0 if not listed) and serves its loads in logical
+/// order. A block is computed after all blocks before it are computed or have arrived. Computing a
+/// block occupies the whole device.
 #[must_use]
 pub(crate) fn evaluate(steps: &[Step], load: &[bool], lane_free: &[Nanos]) -> Nanos {
     run(steps, load, &mut frees(steps, lane_free))
 }
 
-/// [`evaluate`] on lanes that are all listed; overwrites `free`.
+/// [`evaluate`] with all lanes listed in `free`, which is overwritten.
 fn run(steps: &[Step], load: &[bool], free: &mut [Nanos]) -> Nanos {
     let mut ready = 0;
     for (step, &load) in steps.iter().zip(load) {
@@ -83,11 +84,12 @@ fn run(steps: &[Step], load: &[bool], free: &mut [Nanos]) -> Nanos {
     ready
 }
 
-/// Solver: the choice that is ready soonest, as far as `Solution::exact` says.
+/// Solver: finds the choice with the earliest finish, optimal if `Solution::exact`.
 ///
-/// Exact if, lane by lane, deeper blocks take no longer to load and no less to compute; on one lane
-/// also otherwise, unless too many sums of load times differ; on several lanes also with up to
-/// twelve choices. Beyond that it is a good choice, never later than computing or loading all.
+/// Exact if on each lane deeper blocks take no longer to load and no less to compute. Otherwise
+/// exact on a single lane unless load times have too many different sums, and on several lanes with
+/// up to twelve choices. In the remaining cases the choice is good, and never later than computing
+/// or loading all.
 #[must_use]
 pub fn solve(steps: &[Step], lane_free: &[Nanos]) -> Solution {
     let (load, exact) = if steps.iter().all(|step| step.lane().is_none()) {
@@ -121,7 +123,7 @@ impl Step {
     }
 }
 
-/// The better of computing and loading everything that can be either.
+/// The better of computing all and loading all.
 fn plain(steps: &[Step], lane_free: &[Nanos]) -> (Vec<bool>, Nanos) {
     let load: Vec<bool> = steps.iter().map(|step| step.lane().is_some()).collect();
     let compute = vec![false; steps.len()];

@@ -1,8 +1,8 @@
-//! Eviction policies: the value of an entry, and which of two leaves first.
+//! Eviction policies: the value of an entry, and the order of two entries.
 //!
-//! Invariant: [`Policy::compare`] is a strict total order at every `now`, and entries of one class
+//! Invariant: [`Policy::compare`] is a strict total order at every `now`, and entries of a class
 //! keep their order for ever, up to [`Policy::head`]. Numbers are ranked as integers, so every
-//! platform picks the same victim. Cost: one multiplication per comparison.
+//! platform picks the same victim. Cost: a multiplication per comparison.
 
 mod entry;
 #[cfg(test)]
@@ -24,21 +24,21 @@ pub(crate) use learned::Reuse;
 pub(crate) use learned::lives::{Lives, Sampling};
 pub(crate) use learned::{EXPECTED, class_of, expected_use, is_sooner, pack, unpack};
 
-/// Upper bound of the uses that count: few classes, and six bits per ghost.
+/// Maximum number of counted uses. It limits the number of classes and fits in six bits per ghost.
 pub(crate) const MOST_USES: u32 = 32;
 
-/// Terms of a cost, as an explanation shows them. Terms that a policy does not use are 1.
+/// Terms of a cost, for explanations. Terms unused by a policy are 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Terms {
     /// The cost of computing a token of the block again.
     pub base: f64,
-    /// The layers' weight, summed over those that would leave.
+    /// Sum of the weights of the leaving layers.
     pub layer_weight: f64,
     /// The weight of the block's position in its session.
     pub position_weight: f64,
-    /// The uses that count.
+    /// Number of counted uses.
     pub uses: u32,
-    /// The product; divided by idle time it is the retention value.
+    /// The product. Divided by idle time it is the retention value.
     pub cost: f64,
 }
 
@@ -48,12 +48,12 @@ impl Terms {
         Self { base: 1.0, layer_weight: 1.0, position_weight: 1.0, uses: 1, cost: 1.0 };
 }
 
-/// Kind of order between two entries, by which the minimum is found.
+/// Kind of order between two entries. It decides how to find the minimum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// The smaller `class / idle`, which changes with time by a known formula: a kinetic tournament.
+    /// Smaller `class / idle` first. It changes with time by a known formula: a kinetic tournament.
     Value,
-    /// Class, then place, which time does not change: a tournament.
+    /// Class, then place. Both are independent of time: a tournament.
     Rank,
     /// The policy's own rule: a scan over the heads of all classes.
     Own,
@@ -62,8 +62,8 @@ pub enum Order {
     Ends,
 }
 
-/// Bit set of the inputs that a policy reads in addition to a block's uses and last use. The manager
-/// keeps up to date only those that a policy of one of its tiers names, since each costs memory or time.
+/// Bit set of the policy inputs beyond a block's uses and last use. The manager maintains only
+/// inputs named by a policy of its tiers, since each costs memory or time.
 ///
 /// ```text
 /// bit  6      5       4     3        2          1               0
@@ -73,30 +73,30 @@ pub enum Order {
 pub struct Needs(u8);
 
 impl Needs {
-    /// None of them.
+    /// No inputs.
     pub const NONE: Self = Self(0);
     /// [`Facts::session_blocks`].
     pub const SESSION_BLOCKS: Self = Self(1);
     /// [`Facts::access`] is the last use of any block of the session.
     pub const SESSION_ACCESS: Self = Self(1 << 1);
-    /// [`Facts::uses`] goes on counting when an evicted block comes back.
+    /// [`Facts::uses`] continues counting after an evicted block returns.
     pub const PAST_USES: Self = Self(1 << 2);
     /// [`Facts::arrival`].
     pub const ARRIVAL: Self = Self(1 << 3);
-    /// A block's cost per token is a factor of its value; its weight is that of the objective.
+    /// A block's cost per token is a factor of its value. The objective gives its weight.
     pub const COST: Self = Self(1 << 4);
     /// [`Facts::reload`].
     pub const RELOAD: Self = Self(1 << 5);
-    /// [`Facts::last_use`] and [`Policy::on_request`]; uses and turns are remembered past eviction.
+    /// [`Facts::last_use`] and [`Policy::on_request`]. Uses and turns are remembered past eviction.
     pub const REUSE: Self = Self(1 << 6);
 
-    /// Union of both.
+    /// Union of the inputs.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether all of `other` are among them.
+    /// Whether all of `other` are included.
     #[must_use]
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -105,34 +105,35 @@ impl Needs {
 
 /// Eviction policy of one tier: the victim is the minimum by [`Policy::compare`] over all entries.
 ///
-/// A policy writes [`Policy::terms`] and, unless it ranks by value, [`Policy::order`]. Its state, if it
-/// has any, changes in [`Policy::on_request`] alone.
+/// A policy implements [`Policy::terms`] and, unless it ranks by value, [`Policy::order`]. State
+/// changes only in [`Policy::on_request`].
 pub trait Policy: Debug + Send + Sync {
     /// Cost of losing the entry, term by term.
     fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms;
 
-    /// Inputs that it reads.
+    /// Inputs of the policy.
     fn needs(&self) -> Needs {
         Needs::NONE
     }
 
-    /// Kind of order, by which the minimum is found.
+    /// Kind of order.
     fn order(&self) -> Order {
         Order::Value
     }
 
-    /// The entry's class; by default its cost in units of 2^-40.
+    /// The entry's class. By default its cost in units of 2^-40.
     fn class(&self, facts: &Facts, cost: &CostModel) -> u64 {
         fixed(self.terms(facts, cost).cost)
     }
 
-    /// The entry's place in its class; by default its last use, which [`Order::Value`] needs.
+    /// The entry's place in its class. By default its last use, required by [`Order::Value`].
     fn place(&self, facts: &Facts) -> u64 {
         facts.access
     }
 
-    /// `Less` if `a` leaves before `b`. By value the smaller `class / idle`, compared exactly and
-    /// infinite at zero idle time. Equals: lower class, then smaller place, then tie, then id.
+    /// `Less` if `a` leaves before `b`. By value, the smaller `class / idle` leaves first, compared
+    /// exactly and infinite at zero idle time. Ties: lower class, then smaller place, then tie,
+    /// then id.
     fn compare(&self, a: &Entry, b: &Entry, now: Nanos) -> Ordering {
         match self.order() {
             Order::Value => by_value(a, b, now).then_with(|| a.cmp(b)),
@@ -140,62 +141,64 @@ pub trait Policy: Debug + Send + Sync {
         }
     }
 
-    /// First entry of one class to leave under [`Order::Own`]. `keys` are all of it, ascending.
+    /// First entry of a class to leave under [`Order::Own`]. `keys` are the whole class, ascending.
     fn head(&self, keys: &mut dyn DoubleEndedIterator<Item = Key>, now: Nanos) -> Option<Key> {
         let _ = now;
         keys.next()
     }
 
-    /// Whether neither class nor place falls along a path whose blocks were used alike. Then the
-    /// tail of a run leaves as one piece without a comparison per block.
+    /// Whether neither class nor place decreases along a path of equally used blocks. The tail of a
+    /// run then leaves as a whole, without a comparison per block.
     fn deepens(&self) -> bool {
         false
     }
 
-    /// Whether `before`, the block before one that was just chosen as `chosen`, leaves next without
-    /// a look at any other: of its class, and worth no more at any time. Under [`Order::Ends`].
+    /// Whether `before`, the block before the victim `chosen`, is the next victim, for
+    /// [`Order::Ends`]. True only if it has the same class and is never worth more than `chosen`.
     fn follows(&self, before: &Entry, chosen: &Entry) -> bool {
         let _ = (before, chosen);
         false
     }
 
-    /// Class and place of a block without a price, if they follow from its last use alone.
+    /// Class and place of a block without a price, if its last use determines them.
     fn of_use(&self, last_use: &LastUse) -> Option<(u64, u64)> {
         let _ = last_use;
         None
     }
 
-    /// Value that [`Policy::compare`] compares first under [`Order::Ends`]: uses per request times
-    /// weight. The smaller one leaves first. With it, the number of requests from the latest one on
-    /// for which it stays, at least 1, unless a request brings something learned.
+    /// Value compared first by [`Policy::compare`] under [`Order::Ends`]: uses per request times
+    /// weight. Smaller values leave first.
+    ///
+    /// Also returns the number of requests, at least 1, for which the value stays constant unless a
+    /// request brings learned data.
     fn worth(&self, entry: &Entry) -> (f64, u64) {
         let _ = entry;
         (0.0, 1)
     }
 
-    /// A request has begun, the `request`th one. `learned` is what lives have taught since the last
-    /// call, if anything.
+    /// Notifies the policy of the start of the `request`th request. `learned` is new learned data
+    /// since the last call, if any.
     fn on_request(&mut self, request: u64, learned: Option<&Arc<Reuse>>) {
         let _ = (request, learned);
     }
 
-    /// The entry's value in words, for policies whose terms do not say it.
+    /// The entry's value in words, for policies with a value beyond their terms.
     fn words(&self, facts: &Facts, cost: &CostModel) -> Option<String> {
         let _ = (facts, cost);
         None
     }
 
-    /// Value as `explain` shows it; by default cost per second of idle time, infinite at zero.
+    /// Value for `explain`. By default cost per second of idle time, infinite at zero idle time.
     fn value(&self, facts: &Facts, cost: f64, idle: Nanos) -> f64 {
         let _ = facts;
         if idle == 0 { f64::INFINITY } else { cost / seconds(idle) }
     }
 }
 
-/// Refuses an objective that none of these policies reads: all rank by use alone.
+/// Refuses an objective unused by all of these policies, because they rank by use alone.
 ///
 /// # Errors
-/// `Config` for such an objective, or if there is no policy of one of the names.
+/// `Config` for an unused objective or an unknown policy name.
 pub(crate) fn check_objective<'a>(
     names: impl Iterator<Item = &'a str>,
     objective: Objective,
@@ -229,7 +232,7 @@ macro_rules! policies {
     };
 }
 
-// One line registers a policy: its file's name, which users write, and its constructor.
+// One line registers a policy: its file name, which is its user-visible name, and its constructor.
 policies! {
     lru => |_| Box::new(lru::Lru);
     fifo => |_| Box::new(fifo::Fifo);
@@ -242,7 +245,7 @@ policies! {
     learned => |_| Box::new(learned::Learned::default());
 }
 
-/// The names that [`by_name`] knows.
+/// Names accepted by [`by_name`].
 pub const NAMES: &[&str] = &{
     let mut names = [""; TABLE.len()];
     let mut i = 0;
@@ -253,18 +256,18 @@ pub const NAMES: &[&str] = &{
     names
 };
 
-/// A new policy of that name. `reuse`: whether uses count, for a policy that can do without.
+/// Creates a policy by name. `reuse`: whether uses count, for policies with this option.
 ///
 /// # Errors
-/// `Config` if there is no such policy.
+/// `Config` for an unknown name.
 pub fn by_name(name: &str, reuse: bool) -> Result<Box<dyn Policy>> {
     find(name).map(|make| make(reuse))
 }
 
-/// Whether there is a policy of that name.
+/// Checks a policy name.
 ///
 /// # Errors
-/// `Config` if there is none.
+/// `Config` for an unknown name.
 pub(crate) fn check(name: &str) -> Result<()> {
     find(name).map(|_| ())
 }
@@ -282,7 +285,7 @@ fn find(name: &str) -> Result<Make> {
 /// Compares `class / idle` by cross multiplication, exactly: 64 by 64 bits fit in 128.
 pub(crate) fn by_value(a: &Entry, b: &Entry, now: Nanos) -> Ordering {
     let (idle_a, idle_b) = (now.saturating_sub(a.place), now.saturating_sub(b.place));
-    // Without idle time a value is infinite, even that of no cost.
+    // Without idle time a value is infinite, even at zero cost.
     match (idle_a, idle_b) {
         (0, 0) => Ordering::Equal,
         (0, _) => Ordering::Greater,

@@ -1,8 +1,8 @@
-//! Private slots: slots of one lease or one transfer, outside the residency tables, for
-//! computation, duplicates and transit.
+//! Private slots: slots of a lease or a transfer, not in the residency tables, for computation,
+//! duplicates and transit.
 //!
-//! Invariant: a private slot exists while a holder refers to it or a move reads or writes it; the
-//! call that ends the last of these returns it, and the caller gives its slot back to the tier.
+//! Invariant: a private slot exists while it has a reference or a move reads or writes it. The call
+//! that drops the last use returns the private slot, and the caller returns its slot to the tier.
 //! Cost: O(1). Life of a private slot:
 //!
 //! ```text
@@ -18,20 +18,20 @@ use slotmap::{SlotMap, new_key_type};
 use crate::block::{Layers, NO_SLOT, Slot, TierId};
 
 new_key_type! {
-    /// Key of a private slot, never used twice.
+    /// Key of a private slot, never reused.
     pub(crate) struct PrivateSlotId;
 }
 
-/// Private slot: a slot, or with layer slots a row of them, outside the trie.
+/// A slot, or a row of layer slots, outside the trie.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PrivateSlot {
     pub(crate) tier: TierId,
-    /// [`NO_SLOT`] until an engine that owns the tier has named it.
+    /// [`NO_SLOT`] until the engine that owns the tier names the slot.
     pub(crate) slot: Slot,
     pub(crate) layers: Layers,
-    /// Leases and transfers that refer to it.
+    /// Number of references from leases and transfers.
     pub(crate) refs: u32,
-    /// Moves that read or write it.
+    /// Number of moves reading or writing it.
     pub(crate) busy: u32,
 }
 
@@ -56,26 +56,26 @@ impl PrivateSlots {
         self.slots.get_mut(id).expect("a private slot that exists").refs += 1;
     }
 
-    /// Drops a reference. Returns the private slot if nothing uses it any more.
+    /// Drops a reference. Returns the private slot if it is unused now.
     #[must_use]
     pub(crate) fn unref(&mut self, id: PrivateSlotId) -> Option<PrivateSlot> {
         self.slots.get_mut(id).expect("a private slot that exists").refs -= 1;
         self.remove_unused(id)
     }
 
-    /// Counts one more move that reads or writes it.
+    /// Counts a new move reading or writing it.
     pub(crate) fn begin_move(&mut self, id: PrivateSlotId) {
         self.slots.get_mut(id).expect("a private slot that exists").busy += 1;
     }
 
-    /// Counts one move less. Returns the private slot if nothing uses it any more.
+    /// Counts the end of a move. Returns the private slot if it is unused now.
     #[must_use]
     pub(crate) fn end_move(&mut self, id: PrivateSlotId) -> Option<PrivateSlot> {
         self.slots.get_mut(id).expect("a private slot that exists").busy -= 1;
         self.remove_unused(id)
     }
 
-    /// Whether moves wait for the slot to be named, though nothing refers to it any more.
+    /// Whether moves wait for an unreferenced slot to be named.
     pub(crate) fn waits_in_vain(&self, id: PrivateSlotId) -> bool {
         self.slots.get(id).is_some_and(|it| it.refs == 0 && it.busy > 0 && it.slot == NO_SLOT)
     }
@@ -85,7 +85,7 @@ impl PrivateSlots {
         self.slots.get_mut(id).expect("a private slot that exists").slot = slot;
     }
 
-    /// Removes a private slot whose slot becomes a residency.
+    /// Removes a private slot. Its slot becomes a residency.
     pub(crate) fn take(&mut self, id: PrivateSlotId) -> PrivateSlot {
         self.slots.remove(id).expect("a private slot that exists")
     }

@@ -1,11 +1,11 @@
-//! Record: metadata that a store keeps with a block's bytes. With it the block can be found,
-//! verified and put back into a trie without the manager that wrote it.
+//! Record: block metadata kept in a store next to the bytes. With it, any manager can find and
+//! verify the block and insert it into its trie.
 //!
 //! Keys are chained as in a Merkle tree: a block's key is the hash of its parent's key and its own
-//! content, and the first block's parent is its scope. A record therefore proves itself: it is the
-//! block if and only if its hash is the key that it is stored under.
-//! Invariant: equal content gives equal keys on every machine and in every process; decoding takes
-//! exactly what encoding gives. Cost: one hash of about `4 * block_tokens` bytes.
+//! content, and the first block's parent is its scope. A record therefore proves itself: it belongs
+//! to the block if and only if its hash is the key it is stored under. Invariant: equal content
+//! gives equal keys on every machine and in every process. Decoding accepts exactly the output of
+//! encoding. Cost: a hash of about `4 * block_tokens` bytes.
 
 use smallvec::SmallVec;
 
@@ -16,7 +16,7 @@ use crate::time::Nanos;
 /// Key of a block, or a scope, in stores and between machines: a cryptographic hash.
 pub type BlockKey = [u8; 32];
 
-/// Tenant that has computed a block: a keyed hash.
+/// Tenant that computed a block, as a keyed hash.
 pub type Producer = u64;
 
 const VERSION: u8 = 1;
@@ -28,22 +28,22 @@ pub struct ScopeOwner {
     pub tenant: Vec<u8>,
     /// The adapter's name.
     pub lora: String,
-    /// Whether holes may be made, if set; it is no part of the key.
+    /// Whether holes are allowed, if set. Not part of the key.
     pub structure: Option<Structure>,
 }
 
-/// Inputs of a policy about a block, as of when it was written.
+/// Policy inputs of a block at the time of its write.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
     /// Nanoseconds since its last use.
     pub age: Nanos,
     /// Number of uses.
     pub uses: u32,
-    /// Blocks of its session; 0 if it belongs to none.
+    /// Blocks of its session. 0 without a session.
     pub session_blocks: u32,
     /// Priority by hints, if any.
     pub wanted: Option<Wanted>,
-    /// Price per token that the user set, finite and above 0, if any.
+    /// User-defined price per token, finite and above 0, if any.
     pub cost: Option<f64>,
 }
 
@@ -56,20 +56,20 @@ pub fn sound(cost: f64) -> Option<f64> {
 /// Priority of a block, with its time to live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Its priority.
+    /// Priority.
     pub priority: Priority,
-    /// Time to live in nanoseconds; [`Nanos::MAX`] for ever.
+    /// Time to live in nanoseconds. [`Nanos::MAX`] means forever.
     pub ttl: Nanos,
 }
 
 impl Wanted {
-    /// Stored form: 0 for none, or one more than the priority; and the time to live.
+    /// Stored form: the priority plus 1, or 0 for none, and the time to live.
     #[must_use]
     pub fn encode(wanted: Option<Self>) -> (u8, Nanos) {
         wanted.map_or((0, Nanos::MAX), |wanted| (wanted.priority.saturating_add(1), wanted.ttl))
     }
 
-    /// Inverse of [`Wanted::encode`]; `None` if it has expired or there was none.
+    /// Inverse of [`Wanted::encode`]. `None` if expired or not set.
     #[must_use]
     pub fn found((kept, ttl): (u8, Nanos)) -> Option<Self> {
         let priority = kept.checked_sub(1)?.min(HIGHEST);
@@ -89,15 +89,15 @@ pub struct Label {
 /// Content of one block and its place, by the key of its parent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// The key of the block before it; of its scope for a first block.
+    /// Key of the previous block, or of the scope for a first block.
     pub parent: BlockKey,
-    /// Its scope, for the first block of one.
+    /// Scope, for the first block of a scope.
     pub scope: Option<Box<ScopeOwner>>,
-    /// Its tokens.
+    /// Tokens.
     pub tokens: Vec<Token>,
     /// Digests of non-token input, each with its offset in the block.
     pub digests: Vec<(u32, Vec<u8>)>,
-    /// The tenants that may match it, until it is shared; no part of the key.
+    /// Tenants allowed to match the block until it is shared. Not part of the key.
     pub producers: Option<Vec<Producer>>,
 }
 
@@ -113,8 +113,8 @@ pub fn scope_key(fingerprint: &str, block_tokens: u32, tenant: &[u8], lora: &str
     *hasher.finalize().as_bytes()
 }
 
-/// Keys of the full blocks of a sequence of plain tokens, chained to the key of its scope. The
-/// iterator hashes each one on demand.
+/// Keys of the full blocks of a sequence of plain tokens, chained to the key of its scope. Hashed
+/// lazily.
 pub fn keys_of(
     scope: BlockKey,
     tokens: &[Token],
@@ -123,7 +123,7 @@ pub fn keys_of(
     keys_with(scope, tokens, block_tokens, Vec::new())
 }
 
-/// As [`keys_of`], of a sequence with digests at token offsets, in any order of offsets.
+/// [`keys_of`] for a sequence with digests at token offsets, in any order.
 pub(crate) fn keys_with(
     scope: BlockKey,
     tokens: &[Token],
@@ -144,9 +144,9 @@ pub(crate) fn keys_with(
     })
 }
 
-/// The key of a block by its content.
+/// Key of a block from its content.
 pub(crate) fn chained(parent: BlockKey, tokens: &[Token], digests: &[(u32, Vec<u8>)]) -> BlockKey {
-    // One buffer, of most blocks on the stack: hashing it piece by piece takes twice as long.
+    // A single buffer, mostly on the stack: hashing piece by piece takes twice as long.
     let mut bytes: SmallVec<[u8; 128]> = SmallVec::from_elem(0, 40 + 4 * tokens.len());
     let (head, rest) = bytes.split_at_mut(40);
     head[..32].copy_from_slice(&parent);
@@ -169,10 +169,15 @@ impl Record {
         chained(self.parent, &self.tokens, &self.digests)
     }
 
-    /// The record as bytes: version `u8`, scope `u8` (0 none, 1 follows, 2 follows and is
-    /// leaf-only, 3 follows and may have holes), one more than the number of producers `u16` or 0 without a
-    /// list of them, number of digests and of tokens `u32`, parent, tokens, producers `u64`; per digest its offset and length `u32` and its bytes; then tenant and
-    /// adapter, each preceded by its length `u32`. All little-endian.
+    /// The record as bytes. Numbers are little-endian.
+    ///
+    /// - version `u8`
+    /// - scope `u8`: 0 none, 1 follows, 2 follows and is leaf-only, 3 follows and may have holes
+    /// - number of producers plus 1 as `u16`, or 0 without a list
+    /// - number of digests `u32`, number of tokens `u32`
+    /// - parent, tokens, producers `u64`
+    /// - per digest: offset `u32`, length `u32`, bytes
+    /// - tenant and adapter, each preceded by its length `u32`
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64 + 4 * self.tokens.len());
@@ -198,7 +203,7 @@ impl Record {
         out
     }
 
-    /// Inverse of [`Record::encode`]; `None` for any other bytes.
+    /// Inverse of [`Record::encode`]. `None` for malformed bytes.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut rest = bytes;
@@ -243,9 +248,9 @@ impl Record {
 }
 
 impl Label {
-    /// The label as bytes: age `u64`, time to live `u64`, uses `u32`, session's blocks `u32`, priority
-    /// `u8` as [`Wanted::encode`] has it, 1 as `u8` if there is a cost or else 0, six zeros, the cost as
-    /// a float if there is one, then the record.
+    /// The label as bytes: age `u64`, time to live `u64`, uses `u32`, blocks of the session `u32`,
+    /// priority `u8` as in [`Wanted::encode`], 1 or 0 as `u8` with or without a cost, six zero
+    /// bytes, the cost as a float if present, then the record.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let Usage { age, uses, session_blocks, wanted, cost } = self.usage;
@@ -260,7 +265,7 @@ impl Label {
         out
     }
 
-    /// Inverse of [`Label::encode`]; `None` for any other bytes.
+    /// Inverse of [`Label::encode`]. `None` for malformed bytes.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut rest = bytes;

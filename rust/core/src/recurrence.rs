@@ -1,15 +1,15 @@
-//! Recurrence: the tokens of a sequence that another one also has, in runs of at least [`RUN`] tokens
-//! at any offset.
+//! Recurrence: tokens shared by two sequences in runs of at least [`RUN`] tokens at any offset.
 //!
-//! Every position of the sequence gets the first position that has the same [`RUN`] tokens, its
-//! class. Other sequences are read once; a class that they have marks its positions. Invariant: equal
-//! runs are compared token by token, hashes only find them. Cost: one hash of a run per token of each
-//! sequence that does not continue a run; 20 bytes per token of the first.
+//! Every position of the sequence has a class: the first position with the same [`RUN`] tokens.
+//! Each sequence compared with it is read once, and marks the positions of every class it contains.
+//! Invariant: equal runs are compared token by token. Hashes only find candidates. Cost: a hash per
+//! run that does not continue the previous run, in each sequence, and 20 bytes per token of the
+//! first sequence.
 
 use crate::block::Token;
 use crate::trie::content;
 
-/// Tokens of the shortest run that counts.
+/// Minimum length of a run, in tokens.
 pub(crate) const RUN: usize = 16;
 
 /// An empty place of the table.
@@ -19,8 +19,8 @@ const NONE: u32 = u32::MAX;
 #[derive(Debug)]
 struct Runs<'a> {
     tokens: &'a [Token],
-    /// Hash table of classes, open addressing: the upper half of a run's hash, and its first
-    /// position.
+    /// Hash table of classes with open addressing: the upper half of a run's hash, and the run's
+    /// first position.
     places: Vec<(u32, u32)>,
     /// Class of each position.
     class: Vec<u32>,
@@ -46,7 +46,7 @@ impl<'a> Runs<'a> {
         runs
     }
 
-    /// The place of a run, or the empty place where it would be, and the check of its hash.
+    /// Place of a run, or the empty place for it, and the check value of its hash.
     fn locate(&self, run: &[Token]) -> (usize, u32) {
         let hash = content(run);
         let print = u32::try_from(hash >> 32).expect("half of the bits");
@@ -62,13 +62,13 @@ impl<'a> Runs<'a> {
         }
     }
 
-    /// The class of a run that the sequence has.
+    /// Class of a run, if the sequence contains it.
     fn find(&self, run: &[Token]) -> Option<u32> {
         let first = self.places[self.locate(run).0].1;
         (first != NONE).then_some(first)
     }
 
-    /// The class at the position after one, if the run there ends with this token.
+    /// Class of the next position, if the run there ends with this token.
     fn next(&self, class: u32, token: Token) -> Option<u32> {
         let after = class as usize + 1;
         let last = self.tokens.get(after + RUN - 1)?;
@@ -76,8 +76,7 @@ impl<'a> Runs<'a> {
     }
 }
 
-/// For each of `others`, the number of `tokens` that are covered by runs of at least [`RUN`] tokens
-/// that it has too.
+/// For each of `others`, the number of `tokens` covered by common runs of at least [`RUN`] tokens.
 #[must_use]
 pub(crate) fn recurring(tokens: &[Token], others: &[&[Token]]) -> Vec<usize> {
     let runs = Runs::new(tokens);
@@ -86,7 +85,7 @@ pub(crate) fn recurring(tokens: &[Token], others: &[&[Token]]) -> Vec<usize> {
         let mark = number + 1;
         let mut before: Option<u32> = None;
         for (at, run) in other.windows(RUN).enumerate() {
-            // Mostly a run goes on: no hash is needed.
+            // Most runs continue the previous run and need no hash.
             let class = before
                 .and_then(|class| runs.next(class, other[at + RUN - 1]))
                 .or_else(|| runs.find(run));
@@ -127,7 +126,7 @@ mod tests {
         covered.len()
     }
 
-    /// Texts of few pieces, so that runs recur at other offsets, with changed tokens.
+    /// Texts of few pieces: runs recur at different offsets, with changed tokens.
     fn text() -> impl Strategy<Value = Vec<Token>> {
         let piece = (0_u32..4, 0_usize..40, prop::option::of(0_usize..40));
         prop::collection::vec(piece, 0..6).prop_map(|pieces| {

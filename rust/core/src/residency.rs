@@ -1,8 +1,8 @@
-//! Blocks of a manager: one trie; per tier and group of layers a residency table; per tier the slots
-//! and a count of clean copies. All in private fields.
+//! Blocks of a manager, in private fields: a trie, a residency table per tier and group of layers,
+//! and the slots and number of clean copies per tier.
 //!
-//! Others read through `trie`, `table`, `space` and `arena`; only the verbs here change where a block is
-//! resident. They take a [`Place`], a tier and a group; a tier alone names its first group:
+//! Other modules read through `trie`, `table`, `space` and `arena`. Only the verbs here change
+//! residencies. They take a [`Place`], a tier and a group. A tier alone is its first group:
 //!
 //! ```text
 //!            extend            begin_arrival             arrived, end_arrival
@@ -11,13 +11,13 @@
 //!                      └──── vacate, evict_run, discard ────────────────┘   └─ restore
 //! ```
 //!
-//! With one group a tier has a [`Space`] of slots; the groups of a model with several share an
-//! [`Arena`], which cuts pages into slots of each (`shared.rs`).
+//! With a single group a tier has a [`Space`] of slots. Several groups share an [`Arena`], which
+//! divides pages into slots of each group (`shared.rs`).
 //!
-//! Invariants: a residency holds exactly the slots of its layers; a copy counts as clean exactly
-//! while its layers are also resident below (on the last tier: above); a block that leaves the trie has
-//! no residency of any group. Cost: O(1) per block for a verb if the block is on one tier alone, else
-//! O(tiers²); with layer slots also O(layers).
+//! Invariants: a residency holds exactly the slots of its layers. A copy counts as clean exactly
+//! while its layers are also resident below (on the last tier: above). A block removed from the
+//! trie has no residency in any group. Cost: O(1) per block and verb if the block is on a single
+//! tier, else O(tiers²). With layer slots also O(layers).
 
 mod arena;
 mod changes;
@@ -44,38 +44,39 @@ pub(crate) use table::ResidencyTable;
 
 use shared::Shared;
 
-/// Residencies of one group on one tier.
+/// Residencies of a group on a tier.
 #[derive(Debug)]
 struct Residencies {
     table: ResidencyTable,
-    /// Resume points and leases that hold a residency; of the first group none is counted.
+    /// Number of resume points and leases holding a residency. Not counted for the first group.
     holds: PagedVec<u16>,
-    /// Residencies that are held.
+    /// Number of held residencies.
     held: u64,
-    /// Whether a residency that a move reads cannot be taken: a store to a shared tier may take any time.
+    /// Whether residencies being read cannot be taken, because a store to a shared tier may take
+    /// any time.
     reads_stay: bool,
 }
 
-/// Slots and clean count of one tier.
+/// Slots and clean count of a tier.
 #[derive(Debug)]
 struct TierBlocks {
     space: Space,
-    /// The pages that several groups share, instead of the space.
+    /// Pages shared by several groups, in place of the space.
     shared: Option<Box<Shared>>,
     layer_slots: bool,
     /// Number of clean copies.
     clean: u64,
 }
 
-/// Trie and residency tables of all blocks; the blocks of a run share a value `T`.
+/// Trie and residency tables of all blocks. The blocks of a run share a value `T`.
 #[derive(Debug)]
 pub(crate) struct Blocks<T> {
     all: Layers,
     trie: Trie<T>,
     tiers: Vec<TierBlocks>,
-    /// By group, then tier: those of the first group come first.
+    /// By group, then tier. The first group comes first.
     places: Vec<Residencies>,
-    /// Changes of valid layers, if they are kept.
+    /// Changes of valid layers, if recorded.
     changes: Option<Vec<Change>>,
     /// Increments when a block is added, removed or changes its residency.
     generation: u64,
@@ -89,7 +90,7 @@ impl Residencies {
 }
 
 impl<T: Copy + PartialEq + Default> Blocks<T> {
-    /// No blocks, on tiers of these specifications.
+    /// Creates an empty table for tiers of these specifications.
     #[must_use]
     pub(crate) fn new(block_tokens: usize, layers: u16, tiers: &[TierSpec]) -> Self {
         let held = |spec: &TierSpec| TierBlocks {
@@ -108,8 +109,8 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         }
     }
 
-    /// Gives the tiers, on which nothing is yet, an arena each; `layers` are those of the groups after
-    /// the first. What moves read on the tier `above_shared` cannot be taken.
+    /// Gives each empty tier an arena. `layers` are the layers of all groups after the first.
+    /// Residencies being read on the tier `above_shared` cannot be taken.
     pub(crate) fn open_groups(
         &mut self,
         arenas: Vec<Arena>,
@@ -154,7 +155,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         place.group * self.tiers.len() + place.tier
     }
 
-    /// Whether a place has a block, or a move that has not failed brings it.
+    /// Whether a block is resident at a place, or arriving by a move that has not failed.
     #[must_use]
     pub(crate) fn expects(&self, place: impl Into<Place>, block: BlockId) -> bool {
         let table = self.table(place);
@@ -167,19 +168,19 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
             }
     }
 
-    /// A number that increments when a block is added, removed or changes its residency.
+    /// Number incremented when a block is added, removed or changes its residency.
     #[inline]
     #[must_use]
     pub(crate) fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Continues after the generation of the blocks that these replace.
+    /// Continues after the generation of the replaced blocks.
     pub(crate) fn follow(&mut self, generation: u64) {
         self.generation = generation + 1;
     }
 
-    // Trie: a block that is added gets an entry in every table.
+    // Trie: each added block gets an entry in every table.
 
     /// Adds the root of a scope.
     pub(crate) fn add_root(&mut self) -> RunId {
@@ -187,14 +188,14 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.trie.add_root()
     }
 
-    /// Removes the root of a scope that has no blocks.
+    /// Removes the root of a scope without blocks.
     pub(crate) fn remove_root(&mut self, root: RunId) {
         self.generation += 1;
         self.trie.remove_root(root);
     }
 
-    /// Inserts blocks of these tokens after `parent` (after the root, if none), absent on every
-    /// tier, and appends them to `path`.
+    /// Inserts blocks of these tokens after `parent`, or after the root if none, and appends them
+    /// to `path`. They are absent on every tier.
     pub(crate) fn extend(
         &mut self,
         root: RunId,
@@ -223,12 +224,12 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.trie.change(path, change);
     }
 
-    /// Frees the ids that are reserved after a block's run.
+    /// Frees the ids reserved after a block's run.
     pub(crate) fn trim(&mut self, block: BlockId) {
         self.trie.trim(block);
     }
 
-    /// Removes the last `blocks` blocks of a run, which are absent on every tier.
+    /// Removes the last `blocks` blocks of a run. They are absent on every tier.
     pub(crate) fn remove_tail(&mut self, block: BlockId, blocks: u32) {
         self.generation += 1;
         self.trie.remove_tail(block, blocks);
@@ -236,7 +237,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     // Residencies.
 
-    /// Changes a block's residency; the caller allocates and frees the slots.
+    /// Changes a block's residency. The caller allocates and frees the slots.
     pub(crate) fn alter(
         &mut self,
         place: impl Into<Place>,
@@ -252,7 +253,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     }
 
     fn alter_quietly(&mut self, place: Place, block: BlockId, change: impl FnOnce(&mut Residency)) {
-        // On a single tier no copy is clean, and of other groups none is counted.
+        // On a single tier no copy is clean. Clean copies are counted for the first group only.
         if self.tiers.len() == 1 || place.group > 0 {
             self.table_mut(place).change(block, change);
             return;
@@ -262,8 +263,9 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.recount(place.tier, block, before);
     }
 
-    /// Makes an absent block fully resident in a slot that was taken. In a group after the first nothing
-    /// holds it yet: it is listed as released, so that the first to come are the first to be taken.
+    /// Makes an absent block fully resident in an allocated slot. After the first group it is
+    /// listed as released, because nothing holds it yet. Released residencies are taken in FIFO
+    /// order.
     pub(crate) fn put(&mut self, place: Place, block: BlockId, slot: Slot) {
         self.generation += 1;
         let table = self.table_mut(place);
@@ -273,7 +275,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.note(place, block, Layers::NONE, all);
     }
 
-    /// Makes absent blocks fully resident on a tier. It must have as many free slots.
+    /// Makes absent blocks fully resident on a tier with enough free slots.
     pub(crate) fn put_new(&mut self, tier: TierId, blocks: &[BlockId]) {
         self.generation += 1;
         let (here, table) = (&mut self.tiers[tier], &mut self.places[tier].table);
@@ -292,8 +294,8 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.note_all(tier, blocks.iter().copied(), Layers::NONE, self.all);
     }
 
-    /// Makes absent blocks fully resident on the first tier in these slots, as far as both go;
-    /// returns how many.
+    /// Makes absent blocks fully resident in these slots of the first tier, up to the shorter of
+    /// both lists. Returns the number.
     pub(crate) fn put_in(
         &mut self,
         blocks: &[BlockId],
@@ -307,8 +309,8 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         settled
     }
 
-    /// Evicts consecutive blocks of one run that are fully resident and idle on a tier, and frees
-    /// their slots, the last block's first.
+    /// Evicts consecutive blocks of a run, fully resident and idle on a tier. Frees their slots,
+    /// the last block's first.
     pub(crate) fn evict_run(&mut self, tier: TierId, blocks: Range<BlockId>) {
         self.generation += 1;
         let TierBlocks { space, shared, .. } = &mut self.tiers[tier];
@@ -322,8 +324,8 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.note_all(tier, blocks.rev(), self.all, Layers::NONE);
     }
 
-    /// Makes `layers`, at an end of a block's resident range, absent; the caller frees their slots.
-    /// Returns the layers that stay.
+    /// Makes `layers`, at an end of a block's resident range, absent. The caller frees their slots.
+    /// Returns the remaining layers.
     pub(crate) fn vacate(&mut self, tier: TierId, block: BlockId, layers: Layers) -> Layers {
         let TierBlocks { space, layer_slots, .. } = &mut self.tiers[tier];
         let table = &self.places[tier].table;
@@ -348,12 +350,12 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         rest
     }
 
-    /// Makes layers resident again in the slot that they were leaving; a store still reads it.
+    /// Makes layers resident again in the slot they were leaving. A store still reads the slot.
     pub(crate) fn restore(&mut self, tier: TierId, block: BlockId, slot: Slot, held: Layers) {
         let TierBlocks { space, layer_slots, .. } = &mut self.tiers[tier];
         let here = self.places[tier].table.get(block);
         let have = here.have.join(held).expect("it can return");
-        // All layers of the row may have left since, which ended it.
+        // The row may have ended because all its layers have left.
         let row = match (*layer_slots, here.slot) {
             (false, _) => slot,
             (true, NO_SLOT) => space.new_row(),
@@ -364,14 +366,14 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         }
         self.alter(tier, block, |here| {
             (here.slot, here.have, here.state) = (row, have, ResidencyState::Resident);
-            // The store still reads the slot, as any other move would.
+            // The store still reads the slot, like any read.
             here.busy += 1;
         });
     }
 
-    // Moves: one begins to read a block or to bring it, and ends.
+    // Moves: begin and end of reads and arrivals.
 
-    /// Begins a read of a block that is fully resident and idle; returns its slot.
+    /// Begins a read of a fully resident, idle block. Returns its slot.
     pub(crate) fn begin_read(&mut self, tier: TierId, block: BlockId) -> Slot {
         self.places[tier].table.begin_read(block)
     }
@@ -388,7 +390,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.table_mut(place.into()).begin_arrival(block, slot, arrival);
     }
 
-    /// Ends the only moves that brought these blocks of one run from `src` to `dst`.
+    /// Ends the only moves of these blocks of a run from `src` to `dst`.
     pub(crate) fn arrived(&mut self, src: TierId, dst: TierId, blocks: Range<BlockId>) {
         self.generation += 1;
         self.note_all(dst, blocks.clone(), Layers::NONE, self.all);
@@ -396,11 +398,11 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
             self.places[src].table.end_io(block);
             self.places[dst].table.arrived(block);
         }
-        // A source that was read is fully resident, so its tier needs no look.
+        // The source is fully resident, so its tier needs no recount.
         self.recount_run(dst, &blocks, Layers::NONE, Some(src));
     }
 
-    /// Attaches an arrival to a block whose state is already arriving.
+    /// Attaches an arrival to a block in state arriving.
     pub(crate) fn attach_arrival(
         &mut self,
         place: impl Into<Place>,
@@ -421,7 +423,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.table_mut(place.into()).arrival_mut(block)
     }
 
-    /// Detaches a block's arrival, which has landed or failed.
+    /// Detaches a landed or failed arrival.
     pub(crate) fn take_arrival(
         &mut self,
         place: impl Into<Place>,

@@ -1,11 +1,11 @@
-//! Scopes: the namespaces of blocks, one per tenant and adapter, and digests of non-token input.
+//! Scopes: namespaces of blocks, per tenant and adapter, and digests of non-token input.
 //!
-//! Blocks of two scopes never match. A digest (of an image, say) has a token's offset: the
-//! pair of token and digest has one number from the upper half of the token range, so that matching
-//! stays a memory comparison and sequences share the blocks before the digest.
-//! A scope is in the table as long as it has a block, a lease or a hint; then its id and its root are
-//! reused. Invariant: a scope with any of these is in the table. Cost: O(log scopes) per call; a
-//! salt is kept once.
+//! Blocks of two scopes never match. A digest, for example of an image, has a token offset. The
+//! pair of token and digest maps to a number in the upper half of the token range. Matching
+//! therefore stays a memory comparison, and sequences share the blocks before the digest. A scope
+//! is in the table as long as it has a block, a lease or a hint. Then its id and root are reused.
+//! Invariant: every scope with a block, lease or hint is in the table. Cost: O(log scopes) per
+//! call. A salt is stored once.
 
 mod digests;
 
@@ -29,11 +29,10 @@ pub use digests::FIRST_DIGEST;
 /// Index of a scope in the table.
 pub(crate) type ScopeId = u32;
 
-/// The tenant of the scope in which tenants that share after a number of producers keep their blocks; no
-/// user's tenant has this name.
+/// Tenant of the shared scope, used for all scopes with `share_after`. The name is reserved.
 pub const SHARED: &[u8] = b"kvtrie share_after";
 
-/// Most producers after which a block is shared.
+/// Maximum number of producers required for sharing.
 pub(crate) const MOST_PRODUCERS: u32 = 32;
 
 /// Description of a scope.
@@ -45,10 +44,10 @@ pub struct Scope {
     pub lora: String,
     /// Digests at token offsets.
     pub extra: Vec<(u64, Vec<u8>)>,
-    /// Whether holes may be made; `None` takes the manager's default.
+    /// Whether holes are allowed. `None` takes the manager's default.
     pub structure: Option<Structure>,
-    /// The number of tenants that must have produced a block before it is shared with all of them; 0
-    /// shares none.
+    /// Number of tenants required to produce a block before it is shared among them. 0 disables
+    /// sharing.
     pub share_after: u32,
 }
 
@@ -57,19 +56,19 @@ impl Scope {
         self.tenant.is_empty() && self.lora.is_empty()
     }
 
-    /// Whether its blocks can become shared with other tenants.
+    /// Whether blocks can become shared between tenants.
     #[must_use]
     pub fn shares(&self) -> bool {
         self.share_after > 0
     }
 
-    /// The tenant that its blocks belong to: its own, or the one of all that share.
+    /// Owning tenant of the blocks: the scope's tenant, or [`SHARED`].
     #[must_use]
     pub fn owner(&self) -> &[u8] {
         if self.shares() { SHARED } else { &self.tenant }
     }
 
-    /// The scope of blocks that a store names by their owner. Its tenant produced none of them.
+    /// Scope of stored blocks by their owner. The tenant of a shared scope counts as no producer.
     #[must_use]
     pub fn of_owner(owner: &ScopeOwner) -> Self {
         let shared = owner.tenant == SHARED;
@@ -82,14 +81,14 @@ impl Scope {
         }
     }
 
-    /// A name of the tenant within the scope that its blocks belong to: sessions and owners of hints are
-    /// apart although blocks are shared.
+    /// Name of a session or hint owner, qualified by tenant in a shared scope. Sessions and owners
+    /// stay separate although blocks are shared.
     #[must_use]
     pub fn local<'a>(&self, name: &'a str) -> Cow<'a, str> {
         if self.shares() { Cow::Owned(self.prefix() + name) } else { Cow::Borrowed(name) }
     }
 
-    /// Inverse of [`Scope::local`]; `None` for a name of another tenant.
+    /// Inverse of [`Scope::local`]. `None` for a name of a different tenant.
     #[must_use]
     pub fn named<'a>(&self, local: &'a str) -> Option<&'a str> {
         if self.shares() { local.strip_prefix(&self.prefix()) } else { Some(local) }
@@ -99,7 +98,7 @@ impl Scope {
         format!("{}/", blake3::hash(&self.tenant).to_hex())
     }
 
-    /// Fails for a tenant's name or a number of producers that cannot be.
+    /// Fails for an invalid tenant name or number of producers.
     fn check(&self) -> Result<()> {
         if self.tenant == SHARED {
             return Err(Error::config(format!("tenant {SHARED:?} is reserved")));
@@ -118,7 +117,7 @@ impl Scope {
     }
 }
 
-/// Owner of blocks: a tenant and an adapter, in one reference-counted allocation.
+/// Owner of blocks: a tenant and an adapter, in a reference-counted allocation.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Whose(Arc<[u8]>);
 
@@ -162,14 +161,14 @@ impl Whose {
         (self.0.len() > LENGTH && !self.lora().is_empty()).then(|| self.clone())
     }
 
-    /// As [`Whose::seed`], of a scope that need not be in the table.
+    /// [`Whose::seed`] of a scope, in the table or not.
     #[must_use]
     pub fn seed_of(scope: &Scope) -> u64 {
         Self::new(scope).seed()
     }
 
-    /// Hash of the scope in the tags of blocks, the same whenever it comes back: 0 for the plain one. No
-    /// decision about whose KV matches rests on it.
+    /// Hash of the scope for the tags of blocks, stable across removal from the table. 0 for the
+    /// plain scope. No match decision depends on it.
     fn seed(&self) -> u64 {
         if self.0.len() == LENGTH {
             return 0;
@@ -192,39 +191,39 @@ pub(crate) struct ScopeEntry {
     pub whose: Whose,
     /// Root of its blocks in the trie.
     pub root: RunId,
-    /// Hash of it in the tags of blocks.
+    /// Hash of the scope in the tags of blocks.
     pub seed: u64,
     /// Fixed at first use, until the scope leaves the table.
     pub structure: Structure,
-    /// Whether its first user chose the structure.
+    /// Whether the structure was chosen by the first user.
     pub chosen: bool,
-    /// Whether its blocks are of tenants that share after a number of producers.
+    /// Whether the blocks are shared after a number of producers.
     pub shared: bool,
     /// Reference count: leases and hints, without its blocks.
     holders: u32,
-    /// Whether it is in the list of scopes that may have become empty.
+    /// Whether it is in the list of possibly empty scopes.
     left: bool,
 }
 
-/// All scopes that have a block, a lease or a hint, and the digests.
+/// All scopes with a block, a lease or a hint, and the digests.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scopes {
     entries: Vec<Option<ScopeEntry>>,
     /// Ids to be reused.
     free: Vec<ScopeId>,
-    /// Scopes that may have become empty: a holder let go, or a last block left.
+    /// Possibly empty scopes, after the release of a holder or the removal of a block.
     left: Vec<ScopeId>,
-    /// The scope without tenant and adapter, which most requests are of.
+    /// Scope without tenant and adapter, used by most requests.
     plain: Option<ScopeId>,
     ids: BTreeMap<Whose, ScopeId>,
-    /// Numbers for images and the like.
+    /// Numbers of digests.
     pub digests: Digests,
-    /// Whether blocks outlive the manager without a secret that keys their producers.
+    /// Whether blocks outlive the manager without a secret for keying their producers.
     no_secret: bool,
 }
 
 impl Scopes {
-    /// No scopes; with `no_secret` none that shares after a number of producers can be.
+    /// Creates an empty table. With `no_secret`, scopes with `share_after` are refused.
     #[must_use]
     pub(crate) fn new(no_secret: bool) -> Self {
         Self { no_secret, ..Self::default() }
@@ -266,7 +265,7 @@ impl Scopes {
         self.emptied(id);
     }
 
-    /// The last block of a scope may have left.
+    /// Notes that a scope may have lost its last block.
     pub(crate) fn emptied(&mut self, id: ScopeId) {
         let entry = self.entries[id as usize].as_mut().expect("a scope in use");
         if !std::mem::replace(&mut entry.left, true) {
@@ -285,8 +284,8 @@ impl Scopes {
         entry.is_some_and(|entry| entry.holders > 0 || !trie.has_no_blocks(entry.root))
     }
 
-    /// Removes empty scopes. Called at the beginning of a call that may add one, when no id of them is
-    /// in use, since ids are reused.
+    /// Removes empty scopes. Called at the beginning of calls that may add a scope, when no id of
+    /// an empty scope is in use, since ids are reused.
     pub(crate) fn sweep<T: Copy + PartialEq + Default>(&mut self, blocks: &mut Blocks<T>) {
         while let Some(id) = self.left.pop() {
             let used = self.in_use(id, blocks.trie());
@@ -306,7 +305,7 @@ impl Scopes {
         }
     }
 
-    /// Broken invariants, where `held` counts the holders of each scope.
+    /// Broken invariants. `held` is the expected number of holders per scope.
     #[must_use]
     pub(crate) fn audit<T: Copy + PartialEq + Default>(
         &self,
@@ -338,22 +337,22 @@ impl Scopes {
         broken
     }
 
-    /// Whether a scope would keep producers where no secret keys them.
+    /// Whether a scope needs keyed producers and the secret is missing.
     #[must_use]
     pub(crate) fn refuses(&self, scope: &Scope) -> bool {
         scope.shares() && self.no_secret
     }
 
-    /// The id of a scope that was used before, whatever its structure.
+    /// Id of a known scope, whatever its structure.
     #[must_use]
     pub(crate) fn known(&self, scope: &Scope) -> Option<ScopeId> {
         self.ids.get(&*name(scope.owner(), &scope.lora)).copied()
     }
 
-    /// The id of a scope that was used before.
+    /// Id of a known scope.
     ///
     /// # Errors
-    /// [`Error::Config`] if it was used with another structure, or for a scope that cannot be.
+    /// [`Error::Config`] if the scope has a different structure, or for an invalid scope.
     pub(crate) fn find(&self, scope: &Scope) -> Result<Option<ScopeId>> {
         let found = if scope.is_plain() && !scope.shares() {
             self.plain
@@ -379,8 +378,8 @@ impl Scopes {
         }
     }
 
-    /// Adds a scope that [`Scopes::find`] does not find. It is removed at the next call unless it has a
-    /// holder or a block by then.
+    /// Adds a scope unknown to [`Scopes::find`]. The next call removes it unless it has a holder or
+    /// a block by then.
     pub(crate) fn add<T: Copy + PartialEq + Default>(
         &mut self,
         scope: &Scope,

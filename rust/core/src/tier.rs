@@ -1,6 +1,6 @@
-//! A storage level of one machine as the user describes it, and one block's residency on it.
+//! Settings of a storage tier, and the residency of a block on it.
 //!
-//! Invariant: a residency holds one contiguous range of layers. Cost: plain values.
+//! Invariant: a residency holds a contiguous range of layers. Cost: plain values.
 
 use crate::block::{Layers, NO_SLOT};
 use crate::lane::LaneSpec;
@@ -14,7 +14,7 @@ pub enum Kind {
     Host,
     /// A local disk.
     Disk,
-    /// A store shared by machines; it exchanges bytes with host memory only.
+    /// A store shared by machines. It exchanges bytes with host memory only.
     Remote,
 }
 
@@ -43,21 +43,21 @@ pub enum Owner {
     /// kvtrie.
     #[default]
     Kvtrie,
-    /// The engine allocates; `bind` names its slots.
+    /// The engine allocates. `bind` names its slots.
     Engine,
     /// None: there are no bytes.
     Nobody,
 }
 
-/// Write policy: the time at which copies are written one tier down.
+/// Write policy: when to write copies to the next lower tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Write {
-    /// When a block is selected as victim, or ahead of need.
+    /// When a block becomes a victim, or ahead of need.
     #[default]
     Back,
     /// As soon as a block is resident.
     Through,
-    /// Never; victims are dropped.
+    /// Never. Victims are dropped.
     Never,
 }
 
@@ -76,26 +76,27 @@ pub struct TierSpec {
     pub admit_after: u32,
     /// Below this share of free or clean slots, dirty blocks are written down ahead of need.
     pub free_low: f64,
-    /// Share kept for running decodes: `acquire` leaves it, `reserve` may take it.
+    /// Share kept for running decodes. `reserve` may use it, `acquire` may not.
     pub growth_reserve: f64,
-    /// Largest share of its blocks that hints may retain.
+    /// Maximum share of blocks retained by hints.
     pub retained_share: f64,
-    /// One slot per layer instead of one per block.
+    /// A slot per layer instead of per block.
     pub layer_slots: bool,
-    /// Whether its bytes outlive the manager, so that moves name the block; always so for disk and
+    /// Whether bytes outlive the manager, so moves carry the block's key. Always true for disk and
     /// remote.
     pub kept: bool,
-    /// The policy on this tier, if not the manager's.
+    /// Policy of this tier, if different from the manager's.
     pub policy: Option<String>,
-    /// Lane of blocks that are read from here.
+    /// Lane for reads from this tier.
     pub read: LaneSpec,
-    /// Lane of blocks that are written to here.
+    /// Lane for writes to this tier.
     pub store: LaneSpec,
 }
 
 impl TierSpec {
-    /// A write-back tier with slots of the manager, and lanes at the usual speed of its kind: 2 TB/s
-    /// for GPU memory, 12 GB/s for host memory, 2 GB/s for a disk, 1 GB/s for a remote store.
+    /// A write-back tier with slots allocated by kvtrie, and lanes at the usual speed of its kind:
+    /// 2 TB/s for GPU memory, 12 GB/s for host memory, 2 GB/s for a disk, 1 GB/s for a remote
+    /// store.
     #[must_use]
     pub fn new(kind: Kind, blocks: u32) -> Self {
         let (bytes_per_s, latency_ns) = match kind {
@@ -136,20 +137,20 @@ pub(crate) enum ResidencyState {
     Absent,
     /// The layers `have` are valid, and none is in flight.
     Resident,
-    /// More layers are in flight; those of `have` are valid already.
+    /// More layers are in flight. The layers `have` are valid already.
     Arriving,
-    /// A load failed: the block has a slot without valid bytes, and may be evicted.
+    /// A load failed. The slot has no valid bytes and may be evicted.
     Bad,
 }
 
-/// Residency of a block on a tier: one contiguous range of layers.
+/// Residency of a block on a tier: a contiguous range of layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Residency {
     /// The slot, or with layer slots the row of slots.
     pub slot: u32,
     /// Valid layers.
     pub have: Layers,
-    /// Number of moves that read or write here.
+    /// Number of moves reading or writing here.
     pub busy: u16,
     /// Its state.
     pub state: ResidencyState,
@@ -162,7 +163,7 @@ impl Default for Residency {
 }
 
 impl Residency {
-    /// The layers that a plan may count on.
+    /// Layers usable in a plan.
     #[must_use]
     pub(crate) fn usable(&self) -> Layers {
         if self.state == ResidencyState::Bad { Layers::NONE } else { self.have }

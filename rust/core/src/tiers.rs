@@ -1,7 +1,7 @@
-//! Tiers of a machine: what the user said of each, with its eviction index and its lanes.
+//! Tiers of a machine, with their settings, eviction indexes and lanes.
 //!
-//! Invariant: tiers go from fast to slow, as given. Cost: O(1); an entry is moved in its index only if
-//! it changed.
+//! Invariant: tiers go from fast to slow, as given. Cost: O(1). An index changes only if the entry
+//! changed.
 
 use std::ops::{Deref, DerefMut};
 
@@ -22,7 +22,7 @@ pub(crate) struct Tier {
     pub(crate) store: LaneId,
     /// Whether several machines share the tier directly below.
     above_shared: bool,
-    /// Slots known to be free or clean since `write_ahead` last looked at `free_low`.
+    /// Slots known as free or clean since `write_ahead` last checked `free_low`.
     pub(crate) credit: u64,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Tier {
 pub(crate) struct Tiers(Vec<Tier>);
 
 impl Tiers {
-    /// Empty tiers under their policies, `policy` where a tier names none, with their lanes.
+    /// Empty tiers with their lanes. `policy` applies to tiers without a policy.
     ///
     /// # Errors
     /// [`crate::error::Error::Config`] for an unknown policy.
@@ -72,12 +72,12 @@ impl Tiers {
         tier < self.last() && self.0[tier].spec.write != Write::Never
     }
 
-    /// Whether blocks that become resident on a tier are copied down at once.
+    /// Whether new residents of a tier are copied down at once.
     pub(crate) fn writes_through(&self, tier: TierId) -> bool {
         self.writes(tier) && self.0[tier].spec.write == Write::Through
     }
 
-    /// Whether several machines share the tier directly below a tier: a write there may take any time.
+    /// Whether several machines share the tier directly below. A write to it may take any time.
     pub(crate) fn above_shared(&self, tier: TierId) -> bool {
         self.0[tier].above_shared
     }
@@ -87,7 +87,7 @@ impl Tiers {
         self.0[self.last()].spec.kind == Kind::Remote
     }
 
-    /// Whether a tier writes its blocks to a shared one.
+    /// Whether a tier writes its blocks to a shared tier.
     pub(crate) fn writes_shared(&self, tier: TierId) -> bool {
         self.above_shared(tier) && self.writes(tier)
     }
@@ -102,7 +102,7 @@ impl Tiers {
         self.0.iter().any(|tier| tier.eviction.needs(fact))
     }
 
-    /// Slots that layers of a block take on a tier.
+    /// Number of slots for layers of a block on a tier.
     pub(crate) fn units(&self, tier: TierId, layers: Layers) -> u64 {
         if self.0[tier].spec.layer_slots { u64::from(layers.len()) } else { 1 }
     }
@@ -123,7 +123,7 @@ impl Tiers {
         if self.writes(tier) { Departure::Demote } else { Departure::Drop }
     }
 
-    /// Brings the index of a tier in line: the block has this entry, in this band, or none.
+    /// Updates the index of a tier: links the wanted entry in its band, or unlinks the known entry.
     pub(crate) fn set_entry(
         &mut self,
         tier: TierId,
@@ -136,7 +136,7 @@ impl Tiers {
         if known == wanted && (known.is_none() || index.band(block) == band) {
             return;
         }
-        // An entry's value or band is part of its place in the index, so it is linked again.
+        // Value and band determine the place in the index, so the entry is linked again.
         if known.is_some() {
             index.unlink(block);
         }

@@ -1,18 +1,18 @@
-//! Clock of integer nanoseconds, fed by the caller and monotone by construction.
+//! Clock of integer nanoseconds, fed by the caller and always monotone.
 //!
-//! Invariant: the clock never runs backwards. Threads race, so a `now` below the last one is
-//! clamped to it and counted. No single call moves it by more than a day: a wrong `now` would clamp
-//! all later calls. Cost: two comparisons.
+//! Invariant: the clock never runs backwards. Threads race, so a `now` below the last value is
+//! clamped to it and counted. A single call advances it by at most a day, because a wrong `now`
+//! would clamp all later calls. Cost: two comparisons.
 
 /// Nanoseconds on the caller's monotone clock.
 pub type Nanos = u64;
 
-/// Infinite time: the ready time of transfers that cannot be predicted.
+/// Infinite time: the ready time of unpredictable transfers.
 pub const NEVER: Nanos = Nanos::MAX;
 
 /// Stored time of a use, up to 146 years before the clock's zero.
 ///
-/// A use that another manager saw, before this machine or process started, keeps its age.
+/// A use recorded by a previous manager, before this machine or process started, keeps its age.
 pub(crate) type Stamp = u64;
 
 /// The clock's zero among the stamps.
@@ -24,22 +24,22 @@ pub(crate) fn stamp(now: Nanos) -> Stamp {
     now.saturating_add(ZERO)
 }
 
-/// Largest step forward that a single call may make.
+/// Maximum step forward of a single call.
 pub const DAY: Nanos = 24 * 3600 * 1_000_000_000;
 
-/// Latest time, with counts of calls with an earlier time or one far ahead.
+/// Latest time, with counts of calls with an earlier time or a time far ahead.
 #[derive(Clone, Debug)]
 pub(crate) struct Clock {
     last: Nanos,
     /// Times up to here are accepted at once.
     until: Nanos,
-    /// Time beyond that of the call before, if any.
+    /// Rejected time of the previous call, if any.
     doubt: Option<Nanos>,
     clamped: u64,
     doubted: u64,
 }
 
-/// A clock that accepts any time of its first call.
+/// Accepts any time in the first call.
 impl Default for Clock {
     fn default() -> Self {
         Self { last: 0, until: Nanos::MAX, doubt: None, clamped: 0, doubted: 0 }
@@ -47,8 +47,10 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// Takes the caller's `now` and returns the time to use: the latest one if `now` is earlier, or
-    /// if it is more than a day later and the call before does not confirm that.
+    /// Advances to the caller's `now` and returns the time to use.
+    ///
+    /// Returns the latest time if `now` is earlier, or if it is more than a day later and not
+    /// confirmed by the previous call.
     pub(crate) fn advance(&mut self, now: Nanos) -> Nanos {
         if now > self.until && !self.borne_out(now) {
             self.doubt = Some(now);
@@ -57,7 +59,7 @@ impl Clock {
             self.doubt = None;
             self.clamped += 1;
         } else {
-            // A call at the latest time, such as one without a time argument, settles no doubt.
+            // A call at the latest time, for example without a time argument, settles no doubt.
             if now > self.last {
                 self.doubt = None;
             }
@@ -67,19 +69,19 @@ impl Clock {
         self.last
     }
 
-    /// The time that [`Clock::advance`] would return, for calls that change nothing.
+    /// Result of [`Clock::advance`] without a change, for read-only calls.
     #[must_use]
     pub(crate) fn read(&self, now: Nanos) -> Nanos {
         let believed = now <= self.until || self.borne_out(now);
         if believed { now.max(self.last) } else { self.last }
     }
 
-    /// Whether the call before came with about the same time.
+    /// Whether the previous call had about the same time.
     fn borne_out(&self, now: Nanos) -> bool {
         self.doubt.is_some_and(|doubt| now.abs_diff(doubt) <= DAY)
     }
 
-    /// Resets the time, not the counters: the next call is accepted again.
+    /// Resets the time, but not the counters. The next call is accepted again.
     pub(crate) fn reset(&mut self) {
         let Self { clamped, doubted, .. } = *self;
         *self = Self { clamped, doubted, ..Self::default() };
@@ -91,13 +93,13 @@ impl Clock {
         self.last
     }
 
-    /// Number of calls with a time below the latest one.
+    /// Number of calls with a time below the latest.
     #[must_use]
     pub(crate) fn clamped(&self) -> u64 {
         self.clamped
     }
 
-    /// Number of calls with a time that was not accepted.
+    /// Number of calls with a rejected time.
     #[must_use]
     pub(crate) fn doubted(&self) -> u64 {
         self.doubted
@@ -117,7 +119,7 @@ mod tests {
         assert_eq!((clock.last(), clock.clamped()), (9, 1));
     }
 
-    /// The times that calls are served at.
+    /// Times used for the calls.
     fn served<const N: usize>(clock: &mut Clock, calls: [Nanos; N]) -> [Nanos; N] {
         calls.map(|now| {
             let read = clock.read(now);

@@ -1,8 +1,9 @@
-//! Moves: copies of one block's layers between two slots, and the table of those that have not ended.
+//! Moves: copies of a block's layers between two slots, and the table of moves in flight.
 //!
-//! A move names at most one other, its `after`, for which the executor waits; on all others it
-//! depends here. Invariant: a move that has not failed is in one place: queued, parked or handed out;
-//! the queue is in topological order. Cost: O(1) per move, amortised; O(parked) per [`Moves::unpark`].
+//! A move names at most one dependency for the executor to wait for, its `after`. All further
+//! dependencies are resolved here. Invariant: a move that has not failed is in exactly one place:
+//! queued, parked or handed out. The queue is in topological order. Cost: O(1) per move, amortised.
+//! O(parked) per [`Moves::unpark`].
 
 mod in_flight;
 mod recent_results;
@@ -37,15 +38,15 @@ pub enum MoveKind {
 pub(crate) enum End {
     /// The block's residency on that tier.
     Here,
-    /// A lease's private slot, or one reserved for transit.
+    /// A private slot of a lease or for transit.
     PrivateSlot(PrivateSlotId),
-    /// A slot whose block was evicted from it and is written back by this move.
+    /// The slot of an evicted block, written back by this move.
     Leaving,
-    /// A slot of a group after the first that a lease writes.
+    /// A slot being written by a lease, in a group after the first.
     Open,
 }
 
-/// Source or destination of a move: a slot, where it is, and what has it.
+/// Source or destination of a move: a slot, its place and its holder.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Endpoint {
     pub(crate) place: Place,
@@ -66,20 +67,20 @@ impl Endpoint {
     }
 }
 
-/// Copies `layers` of one block from one slot to another.
+/// A copy of a block's `layers` between two slots.
 #[derive(Clone, Debug)]
 pub struct Move {
-    /// Its id, never used twice.
+    /// Id, never reused.
     pub id: MoveId,
     /// Direction.
     pub kind: MoveKind,
-    /// The lease that asked for it, or the first one that waits for it; 0 if none does.
+    /// The lease that requested it, or the first waiting lease. 0 if none.
     pub lease: LeaseId,
-    /// The block; `None` for one that is partial or not committed yet, and so not in the trie.
+    /// The block. `None` for blocks not in the trie: partial or not committed yet.
     pub block: Option<Handle>,
-    /// Content hash of the block; zeros unless a disk, remote or kept tier takes part.
+    /// Content hash of the block. Zeros unless a disk, remote or kept tier takes part.
     pub key: BlockKey,
-    /// Record that a disk, remote or kept tier stores with the block; `None` unless it is the
+    /// Record to store with the block on a disk, remote or kept destination. `None` for any other
     /// destination.
     pub label: Option<Box<Label>>,
     /// Source tier.
@@ -94,9 +95,9 @@ pub struct Move {
     pub group: u8,
     /// Layers of the group to copy.
     pub layers: Layers,
-    /// The move that must have finished before this one starts; 0 if none.
+    /// Move to finish before the start of this move. 0 if none.
     pub after: MoveId,
-    /// Number of tokens of the block that are valid.
+    /// Number of valid tokens of the block.
     pub tokens: u32,
     /// Predicted end of its first layer.
     pub first: Nanos,
@@ -104,33 +105,33 @@ pub struct Move {
     pub ready: Nanos,
 }
 
-/// Moves that have not ended, with the queues that they pass through.
+/// Moves in flight, with their queues.
 #[derive(Debug, Default)]
 pub(crate) struct Moves {
     in_flight: InFlight,
-    /// By move: the moves that depend on it.
+    /// By move: its dependents.
     waiters: FxHashMap<MoveId, Vec<MoveId>>,
-    /// The latest id.
+    /// Latest id.
     latest: MoveId,
     /// Moves ready to be handed out, in topological order.
     queue: VecDeque<MoveId>,
-    /// Moves that still depend on more than one other, or whose slots are not all known.
+    /// Moves with more than one remaining dependency, or with unknown slots.
     parked: BTreeSet<MoveId>,
     recent: RecentResults,
 }
 
 impl Moves {
-    /// An empty table whose ids continue after `latest`.
+    /// An empty table. Ids continue after `latest`.
     pub(crate) fn starting_after(latest: MoveId) -> Self {
         Self { latest, ..Self::default() }
     }
 
-    /// The latest id; 0 before the first.
+    /// Latest id. 0 before the first.
     pub(crate) fn latest(&self) -> MoveId {
         self.latest
     }
 
-    /// Whether a move has had this id.
+    /// Whether this id has been issued.
     pub(crate) fn issued_id(&self, id: MoveId) -> bool {
         id != NO_MOVE && id <= self.latest
     }
@@ -141,8 +142,8 @@ impl Moves {
         self.latest
     }
 
-    /// Removes what has ended from the dependencies of a move that is about to be added, and lists
-    /// it as their waiter. Returns when the last of them is ready, but not before `start`.
+    /// Removes ended moves from the dependencies of a new move, and registers it as a waiter of the
+    /// rest. Returns the ready time of the last dependency, but not before `start`.
     pub(crate) fn depend(&mut self, id: MoveId, deps: &mut MoveIds, start: Nanos) -> Nanos {
         if deps.is_empty() {
             return start;
@@ -157,10 +158,10 @@ impl Moves {
         deps.iter().map(|dep| self.in_flight[*dep].ready).fold(start, Nanos::max)
     }
 
-    /// Adds a move, which is queued if its ends have slots and its turn has come.
+    /// Adds a move. It is queued if its ends have slots and its turn has come.
     pub(crate) fn add(&mut self, mut flight: InFlightMove) {
         let id = flight.id;
-        // Executors wait for `after` only, so a move with a second dependency is held back here.
+        // Executors wait for `after` only, so moves with a second dependency are held back here.
         match self.queueable_after(&flight, flight.started) {
             Some(after) => {
                 flight.spec.after = after;
@@ -173,9 +174,11 @@ impl Moves {
         self.in_flight.push(flight);
     }
 
-    /// The `after` of a move once it may be queued: when its slots are named, its source is there,
-    /// and all but one of its dependencies have ended and that one is queued. After one that failed
-    /// and still runs it stays parked: executors take a failed `after` for their own failure.
+    /// The `after` of a move, or `None` while it must stay parked.
+    ///
+    /// A move may be queued once its slots are named, its source is present, and at most one
+    /// dependency remains, which must be queued. After a failed dependency still running, the move
+    /// stays parked, because executors take a failed `after` for the move's own failure.
     fn queueable_after(&self, flight: &InFlightMove, now: Nanos) -> Option<MoveId> {
         let named = flight.src_slot != NO_SLOT && flight.dst_slot != NO_SLOT;
         if !named || flight.since > now {
@@ -188,17 +191,19 @@ impl Moves {
         }
     }
 
-    /// Whether a move fails with one that it depends on and that has not failed. A copy within the
-    /// first tier needs no more of a store than the slot, which stays granted if the store fails: it
-    /// is held back until then, since executors skip what follows a failed `after`.
+    /// Whether a move fails together with its dependency `dep`, which has not failed.
+    ///
+    /// A copy within the first tier only needs the slot freed by a store. The slot stays granted if
+    /// the store fails. The copy is held back until the store ends, because executors skip moves
+    /// after a failed `after`.
     fn fails_with(&self, dep: MoveId, flight: &InFlightMove) -> bool {
         let dep = &self.in_flight[dep];
         let needs_slot_only = flight.kind == MoveKind::Copy && dep.kind == MoveKind::Store;
         !dep.failed && !needs_slot_only
     }
 
-    /// Queues the parked moves whose turn has come by `now`.
-    // A move that is queued may allow the next one: repeat until none does.
+    /// Queues all parked moves that may start by `now`.
+    // A queued move may unblock the next, so repeat until nothing changes.
     pub(crate) fn unpark(&mut self, now: Nanos) {
         let mut ready = true;
         while ready {
@@ -214,7 +219,7 @@ impl Moves {
         }
     }
 
-    /// Number of moves that are ready to be handed out.
+    /// Number of moves ready to hand out.
     pub(crate) fn queued(&self) -> usize {
         self.queue.len()
     }
@@ -224,7 +229,7 @@ impl Moves {
         self.queue.iter().take(number).map(|&id| &self.in_flight[id])
     }
 
-    /// Takes moves from the queue, as handed out at `now`.
+    /// Hands out moves from the queue at `now`.
     pub(crate) fn hand_out(&mut self, number: usize, now: Nanos, mut give: impl FnMut(&Move)) {
         for id in self.queue.drain(..number) {
             let known = self.in_flight.get_mut(id).expect("a queued move");
@@ -234,10 +239,12 @@ impl Moves {
         }
     }
 
-    /// Marks a move as failed and takes it out of the queues. Returns it, and the moves that fail
-    /// with it and have not failed; `None` if it has ended or failed before.
+    /// Marks a move as failed and removes it from the queues.
+    ///
+    /// Returns it with its waiters that fail together with it. `None` if it has ended or failed
+    /// before.
     pub(crate) fn fail(&mut self, id: MoveId) -> Option<(InFlightMove, Vec<MoveId>)> {
-        // A move with two dependencies may have failed with the other one.
+        // A move with two dependencies may have failed with the first.
         self.in_flight.get(id).filter(|known| !known.failed)?;
         let waiters = self.waiters.get(&id).into_iter().flatten().copied();
         let alive = |other: &MoveId| {
@@ -253,7 +260,7 @@ impl Moves {
         Some((known, waiters))
     }
 
-    /// Records how moves ended, and removes them from the dependencies of others.
+    /// Records the results of ended moves, and removes them from the dependencies of their waiters.
     pub(crate) fn ended(&mut self, ids: &[MoveId], ok: bool) {
         self.recent.remember(ids, ok);
         if self.waiters.is_empty() {
@@ -264,20 +271,20 @@ impl Moves {
         }
     }
 
-    /// Removes a move from the dependencies of others.
+    /// Removes a move from the dependencies of its waiters.
     pub(crate) fn let_go(&mut self, id: MoveId) {
         for waiter in self.waiters.remove(&id).unwrap_or_default() {
             // The waiting move may have failed and ended first.
             let Some(other) = self.in_flight.get_mut(waiter) else { continue };
             other.deps.retain(|dep| *dep != id);
-            // A move that was handed out keeps the `after` that the executor knows.
+            // An issued move keeps its `after`, because the executor knows it.
             if other.after == id && !other.issued {
                 other.after = NO_MOVE;
             }
         }
     }
 
-    /// Whether a recent move ended well; `None` if it has not ended, or long ago.
+    /// Whether a recent move succeeded. `None` if it is in flight or ended long ago.
     pub(crate) fn result(&self, id: MoveId) -> Option<bool> {
         self.recent.of(id)
     }
@@ -287,7 +294,7 @@ impl Moves {
         format!("{:?} {:?}", self.queue, self.parked)
     }
 
-    /// Finds moves that are in no place or in several, or that a move waits for in vain.
+    /// Finds moves in no place or in several, and waits for ended moves.
     pub(crate) fn audit(&self, broken: &mut Vec<String>) {
         for known in self.in_flight.values() {
             if known.deps.iter().any(|dep| *dep >= known.id) {

@@ -1,8 +1,9 @@
-//! Radix trie of token blocks: finds a prompt's longest known prefix, and each block's depth.
+//! Radix trie of token blocks: finds the longest known prefix of a prompt, and the depth of a
+//! block.
 //!
 //! A run is a chain of blocks without a branch. Its block ids are consecutive and its tokens are
-//! contiguous in memory: a match is a memory comparison. The blocks of a run share one value of the
-//! caller's; changing part of a run splits it, and equal neighbours are merged again.
+//! contiguous in memory, so a match is a memory comparison. The blocks of a run share a value of
+//! the caller. Changing part of a run splits it. Neighbours with equal values are merged again.
 //!
 //! ```text
 //!   root ──> run 1: blocks 0..4 ──┬──> run 2: blocks 4..9     (siblings: in the hash table,
@@ -10,10 +11,10 @@
 //!                                           └──> run 4: blocks 24..99   (only child: no table)
 //! ```
 //!
-//! A match compares tokens, never hashes alone. Invariants: only a scope's root is an empty run; no
-//! two children of a run start with the same block. Cost: lookup O(tokens + runs); O(1) per block
-//! inserted or removed at the end of a run; a split O(blocks after it). In addition to the tokens,
-//! 6 bytes per block and about 80 per run.
+//! A match compares tokens, never hashes alone. Invariants: only roots of scopes are empty runs. No
+//! two children of a run start with the same block. Cost: lookup O(tokens + runs). O(1) per block
+//! inserted or removed at the end of a run. A split is O(blocks after it). In addition to the
+//! tokens, 6 bytes per block and about 80 per run.
 
 mod audit;
 mod ids;
@@ -43,10 +44,10 @@ use ids::Ids;
 use run::{NONE, Run};
 use tokens::TokenPages;
 
-/// Ids reserved after a run that grew by few blocks, for the blocks that follow.
+/// Ids reserved for the next blocks after a run that grew by few blocks.
 const RESERVE: u32 = 8;
 
-/// Trie of all scopes. Block ids are reused; a handle carries a generation, so a stale one fails.
+/// Trie of all scopes. Block ids are reused. Handles carry a generation, so stale handles fail.
 #[derive(Clone, Debug)]
 pub(crate) struct Trie<T = ()> {
     block_tokens: usize,
@@ -59,7 +60,7 @@ pub(crate) struct Trie<T = ()> {
     generations: PagedVec<u16>,
     blocks: usize,
     roots: u32,
-    /// Hash table of the runs that have a sibling.
+    /// Hash table of runs with a sibling.
     siblings: U32Map,
 }
 
@@ -93,7 +94,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         self.runs[root].child == NONE
     }
 
-    /// Removes the root of a scope without a block; its id may be given out again.
+    /// Removes the root of a scope without blocks. Its id may be reused.
     pub(crate) fn remove_root(&mut self, root: RunId) {
         debug_assert!(self.has_no_blocks(root), "root {root} has blocks");
         self.roots -= 1;
@@ -112,25 +113,25 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         self.blocks == 0
     }
 
-    /// One more than the largest block id ever allocated.
+    /// The largest block id ever allocated, plus 1.
     #[must_use]
     pub(crate) fn bound(&self) -> BlockId {
         self.ids.bound()
     }
 
-    /// Bytes of token memory that `blocks` more blocks would add.
+    /// Bytes of token memory needed for `blocks` more blocks.
     #[must_use]
     pub(crate) fn growth(&self, blocks: usize) -> usize {
         self.token_pages.growth(self.len().saturating_add(blocks).max(self.ids.bound() as usize))
     }
 
-    /// Number of runs that the blocks form.
+    /// Number of runs, without roots.
     #[must_use]
     pub(crate) fn runs(&self) -> usize {
         (self.bound - self.roots) as usize - self.free_runs.len()
     }
 
-    /// Whether a block has this id now.
+    /// Whether this id is in use.
     #[must_use]
     pub(crate) fn alive(&self, block: BlockId) -> bool {
         self.ids.run_of(block) != NONE
@@ -142,7 +143,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         Handle::new(block, u32::from(self.generations[block]))
     }
 
-    /// The handles of consecutive blocks of one path.
+    /// The handles of consecutive blocks of a path.
     #[must_use]
     pub(crate) fn handles(&self, path: &[BlockId]) -> Vec<Handle> {
         let mut handles = Vec::with_capacity(path.len());
@@ -169,14 +170,13 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         run.depth + (block - run.first)
     }
 
-    /// Number of blocks before the branchless chain that this block is in. Cost: O(runs of the
-    /// chain).
+    /// Depth of the branchless chain containing this block. Cost: O(runs of the chain).
     #[must_use]
     pub(crate) fn start(&self, block: BlockId) -> u32 {
         let mut run = self.run_of(block);
         loop {
             let above = &self.runs[run.parent];
-            // Runs of different values follow one another without a branch: only a sibling ends it.
+            // Consecutive runs with different values form a chain. Only a sibling ends it.
             if above.parent == NONE || run.next != NONE || run.previous != NONE {
                 return run.depth;
             }
@@ -184,13 +184,13 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         }
     }
 
-    /// The tokens of one block.
+    /// The tokens of a block.
     #[must_use]
     pub(crate) fn tokens(&self, block: BlockId) -> &[Token] {
         self.token_pages.of(block, 1)
     }
 
-    /// The tokens of consecutive blocks of one run.
+    /// The tokens of consecutive blocks of a run.
     #[must_use]
     pub(crate) fn tokens_of(&self, blocks: Range<BlockId>) -> &[Token] {
         self.token_pages.of(blocks.start, blocks.end - blocks.start)
@@ -209,7 +209,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         run.first..run.first + run.blocks
     }
 
-    /// Consecutive blocks of one path, run by run, each with the run's value.
+    /// Consecutive blocks of a path, run by run, each with the run's value.
     pub(crate) fn along<'a>(
         &'a self,
         path: &'a [BlockId],
@@ -225,8 +225,9 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         })
     }
 
-    /// Changes the values of consecutive blocks of one path, run by run. Splits the runs that reach
-    /// beyond them; merges neighbours whose values became equal.
+    /// Changes the values of consecutive blocks of a path, run by run.
+    ///
+    /// Splits runs reaching beyond the path, and merges neighbours with equal values.
     pub(crate) fn change(
         &mut self,
         path: &[BlockId],
@@ -240,19 +241,19 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             rest = &rest[run.blocks as usize..];
         }
         let Some(&first) = path.first() else { return };
-        // Only the two ends can have become equal to a neighbour that was not changed.
+        // Only the two ends can have become equal to an unchanged neighbour.
         self.merge(before);
         self.merge(self.runs[self.ids.run_of(first)].parent);
     }
 
-    /// The block before this one; none for the first of its scope.
+    /// The previous block, or `None` for the first of its scope.
     #[must_use]
     pub(crate) fn parent(&self, block: BlockId) -> Option<BlockId> {
         let run = self.run_of(block);
         if block > run.first { Some(block - 1) } else { self.runs[run.parent].last() }
     }
 
-    /// The root of the scope that a block belongs to. Cost: O(runs above it).
+    /// The root of a block's scope. Cost: O(runs above it).
     #[cfg(test)]
     pub(crate) fn root(&self, block: BlockId) -> RunId {
         let mut run = self.ids.run_of(block);
@@ -262,7 +263,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         run
     }
 
-    /// The blocks directly after this one.
+    /// The blocks directly after this block.
     pub(crate) fn children(&self, block: BlockId) -> impl Iterator<Item = BlockId> + '_ {
         let run = self.run_of(block);
         let next = (run.last() != Some(block)).then_some(block + 1);
@@ -282,7 +283,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         self.siblings(self.runs[root].child).map(|child| self.runs[child].first)
     }
 
-    /// Appends the blocks of the longest known prefix of `query` to `path`; full blocks only.
+    /// Appends the blocks of the longest known prefix of `query` to `path`. Full blocks only.
     pub(crate) fn walk(&self, root: RunId, query: Query<'_>, path: &mut Vec<BlockId>) {
         let size = self.block_tokens;
         let mut run = root;
@@ -301,7 +302,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             }
             let equal = rest.equal_blocks(self.token_pages.of(next.first, count(blocks)), size);
             path.extend(next.first..next.first + count(equal));
-            // The query ends or diverges inside this run, so no child of it can match.
+            // The query ends or diverges inside this run, so no child can match.
             if equal < next.blocks as usize {
                 return;
             }
@@ -310,7 +311,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         }
     }
 
-    /// The child of `parent` (of the root, if none) that has these tokens.
+    /// The child of `parent` (of the root, if none) with these tokens.
     #[must_use]
     pub(crate) fn child(
         &self,
@@ -373,13 +374,13 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             if fresh {
                 let at = &self.runs[run];
                 let depth = at.depth + at.blocks;
-                // A run that grows by single blocks keeps its ids consecutive this way.
+                // Keeps the ids of a run growing by single blocks consecutive.
                 let (first, length) = self.ids.take(wanted.max(RESERVE));
                 taken = wanted.min(length);
                 let kept = length - taken;
                 home = self.new_run(Run { first, reserved: kept, ..Run::new(run, depth, value) });
             }
-            // The ids may end at a page or at a used id: the rest goes into further runs.
+            // The ids may end at a page or at a used id. The rest goes into further runs.
             let (now, later) = rest.split_at(taken as usize * size);
             self.append(home, taken, now, path);
             if fresh {
@@ -422,13 +423,13 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         self.ids.give(first, reserved);
     }
 
-    /// Removes a block without children; its id may be reused.
+    /// Removes a block without children. Its id may be reused.
     #[cfg(test)]
     pub(crate) fn remove(&mut self, block: BlockId) {
         self.remove_tail(block, 1);
     }
 
-    /// Removes the last `blocks` blocks of a childless run that ends with `block`; their ids may be
+    /// Removes the last `blocks` blocks of a childless run ending with `block`. Their ids may be
     /// reused.
     pub(crate) fn remove_tail(&mut self, block: BlockId, blocks: u32) {
         debug_assert!(self.children(block).next().is_none());
@@ -440,7 +441,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         let run = &mut self.runs[id];
         run.blocks -= blocks;
         let first = run.first + run.blocks;
-        // The end of the run moved: ids reserved after it would no longer be adjacent.
+        // The end of the run moved, so the ids reserved after it are no longer adjacent.
         let end = first + blocks + std::mem::take(&mut run.reserved);
         self.blocks -= blocks as usize;
         let mut free = first;
@@ -455,7 +456,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             }
         }
         self.ids.give(free, end - free);
-        // The removed branch may have been all that kept its sibling from the parent.
+        // Without this branch, its sibling may be mergeable with the parent.
         if self.runs[id].blocks == 0 {
             self.runs[id] = Run::new(NONE, 0, T::default());
             self.free_runs.push(id);
@@ -468,8 +469,8 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         &self.runs[self.ids.run_of(block)]
     }
 
-    /// The run of a block. If `before` is named, the run before it on the path: an only child is
-    /// found there without a lookup by id.
+    /// The run of a block. `before` is the run before it on the path, if known: an only child is
+    /// then found without a lookup by id.
     fn next_run(&self, before: RunId, block: BlockId) -> RunId {
         if before != NONE {
             let child = self.runs[before].child;
@@ -480,8 +481,8 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         self.ids.run_of(block)
     }
 
-    /// Splits a block's run so that a run starts with `block` and has at most `blocks` blocks.
-    /// `before` as in `next_run`.
+    /// Splits a block's run to get a run of at most `blocks` blocks starting at `block`. `before`
+    /// as in `next_run`.
     fn isolate(&mut self, before: RunId, block: BlockId, blocks: usize) -> RunId {
         let mut run = self.next_run(before, block);
         let at = block - self.runs[run].first;
@@ -495,7 +496,8 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         run
     }
 
-    /// Splits a run before its block number `at`. The front keeps the id: its parent stays valid.
+    /// Splits a run before its block number `at`. The front keeps the id, so its parent stays
+    /// valid.
     fn split(&mut self, run: RunId, at: u32) {
         let front = &mut self.runs[run];
         let back = Run {

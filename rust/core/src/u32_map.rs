@@ -1,10 +1,11 @@
-//! Hash multimap from `u32` to `u32`: open addressing with linear probing and backward-shift deletion.
+//! Hash multimap from `u32` to `u32`: open addressing with linear probing and backward-shift
+//! deletion.
 //!
-//! A key may have several values; a predicate of the caller selects one. An entry is at the home of
-//! its key, which is given by the hash, or after it. Invariant: no place between the two is vacant,
-//! and a quarter of each table is. Cost: O(1), mostly one CPU cache line; 8 bytes per place, so 11
-//! to 22 per entry. The keys are spread over 256 tables, so that no call pays for the growth of a
-//! large one.
+//! A key may have several values. A predicate of the caller selects a value. An entry is at the
+//! home place of its key, given by the hash, or after it. Invariant: there is no vacant place
+//! between the home and the entry, and a quarter of each table is vacant. Cost: O(1), mostly a
+//! single CPU cache line. 8 bytes per place, so 11 to 22 per entry. The keys are spread over 256
+//! tables, so no call pays for the growth of a large table.
 //!
 //! ```text
 //! hash   63..56 table   .. 24 and up: home in the table
@@ -13,7 +14,7 @@
 /// Number of tables.
 const TABLES: usize = 256;
 
-/// Least number of places of a table with an entry.
+/// Minimum number of places of a non-empty table.
 const LEAST: usize = 8;
 
 /// Value of a vacant place.
@@ -28,7 +29,7 @@ struct MapEntry {
     value: u32,
 }
 
-/// Table with a power of two of places, or none.
+/// Table with no places or a power of two.
 #[derive(Clone, Debug, Default)]
 struct Table {
     places: Vec<MapEntry>,
@@ -61,7 +62,7 @@ impl U32Map {
         self.len == 0
     }
 
-    /// The value of a key that `meant` selects.
+    /// Value of a key selected by `meant`.
     #[inline]
     #[must_use]
     pub(crate) fn find(&self, key: u32, meant: impl FnMut(u32) -> bool) -> Option<u32> {
@@ -76,7 +77,7 @@ impl U32Map {
         self.tables[table(key)].insert(MapEntry { key, value });
     }
 
-    /// Removes the entry of a key that `meant` selects, and returns its value.
+    /// Removes the entry of a key selected by `meant`, and returns its value.
     pub(crate) fn remove(&mut self, key: u32, meant: impl FnMut(u32) -> bool) -> Option<u32> {
         let table = &mut self.tables[table(key)];
         let at = table.find(key, meant)?;
@@ -130,14 +131,14 @@ impl Table {
         self.places[at] = pair;
     }
 
-    /// Vacates a place and moves the entries up that would no longer be found.
+    /// Vacates a place, and moves up entries that would become unreachable.
     fn vacate(&mut self, mut gap: usize) -> u32 {
         let mask = self.places.len() - 1;
         let value = self.places[gap].value;
         let mut at = self.behind(gap);
         while self.places[at].value != VACANT {
             let pair = self.places[at];
-            // An entry may move to the gap if that is not before its home.
+            // An entry may move to the gap if the gap is not before its home.
             let (home, away) = (at.wrapping_sub(self.home(pair.key)), at.wrapping_sub(gap));
             if home & mask >= away & mask {
                 self.places[gap] = pair;
@@ -175,7 +176,7 @@ mod tests {
 
     use super::{LEAST, TABLES, U32Map, table};
 
-    /// Keys of one table, so that it fills; its last ones are far apart.
+    /// Keys of a single table, to fill it. The last keys are far apart.
     fn keys() -> Vec<u32> {
         (0..1 << 20).filter(|&key| table(key) == 7).step_by(5).take(40).collect()
     }
@@ -209,7 +210,7 @@ mod tests {
         }
     }
 
-    /// Consecutive keys, as ids of blocks are, fill all tables alike and are near their homes.
+    /// Consecutive keys, like block ids, fill all tables evenly and are near their homes.
     #[test]
     fn numbers_in_a_row_are_spread() {
         let mut pairs = U32Map::default();

@@ -1,8 +1,9 @@
-//! Counter of the entries of side tables that calls visit, for tests and debug builds.
+//! Counter of visited side table entries, for tests and debug builds.
 //!
-//! A call that goes through a list whose length other users decide (owners of a block, sessions that
-//! end in one, tenants with a quota) counts the entries it visits, and a test bounds the number. Invariant: one count per thread, which only grows. Cost: an addition per
-//! note; nothing in release builds, where a note is empty and nothing counts.
+//! Calls that scan a list with a length controlled by other users (owners of a block, sessions
+//! ending in a block, tenants with a quota) count the visited entries, and a test bounds the
+//! number. Invariant: a count per thread, never decreasing. Cost: an addition per note. Release
+//! builds compile it to nothing.
 
 #[cfg(any(test, debug_assertions))]
 use std::cell::Cell;
@@ -23,7 +24,7 @@ pub(crate) fn note(entries: usize) {
 #[inline]
 pub(crate) fn note(_entries: usize) {}
 
-/// Result of `call`, and the number of entries that this thread visited during it.
+/// Result of `call`, and the number of entries visited by this thread during it.
 #[cfg(any(test, debug_assertions))]
 pub fn during<R>(call: impl FnOnce() -> R) -> (R, u64) {
     let before = LOOKED_AT.get();

@@ -1,8 +1,9 @@
-//! Ends of lists under a rule of the policy's own: which end of each list leaves first, and its worth.
+//! Ends of lists for [`Order::Ends`](crate::policy::Order::Ends): the first end of each list to
+//! leave, and its worth.
 //!
-//! A list's worth is computed when an end of the list changes, and again when the policy says that it
-//! is due. Invariant: of a list that is not stale the ends and the worth are those of now. Cost: O(1)
-//! per change of an end; a victim costs a look at one number per list.
+//! The worth of a list is recomputed when one of its ends changes, and when the policy declares it
+//! due. Invariant: ends and worth of a list are current unless it is stale. Cost: O(1) per changed
+//! end. A victim costs a comparison of numbers per list.
 
 use std::cmp::Ordering;
 
@@ -19,39 +20,39 @@ const EMPTY: i64 = i64::MAX;
 #[derive(Clone, Copy, Debug)]
 struct End {
     key: Key,
-    /// Rank of its worth, which orders as worths do.
+    /// Rank of the worth, in the same order as the worth.
     rank: i64,
-    /// The request from which on its worth may be another one.
+    /// First request at which the worth may differ.
     due: u64,
 }
 
-/// What is known of a list.
+/// Cached state of a list.
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
-    /// First and last entry, and the one of these that leaves first; none if the list is empty.
+    /// First and last entry, and the first of them to leave. `None` if the list is empty.
     ends: Option<([End; 2], Entry)>,
     /// Whether its ends changed.
     stale: bool,
 }
 
-/// The end of each list that leaves first.
+/// First end to leave, for each list.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
-    /// By list: the smaller rank of its ends.
+    /// By list: the minimum rank of its ends.
     ranks: Vec<i64>,
     known: Vec<Known>,
-    /// By list: the request from which on the worth of an end may be another one.
+    /// By list: first request at which the worth of an end may differ.
     dues: Vec<u64>,
-    /// Lists that are stale.
+    /// Stale lists.
     stale: Vec<Leaf>,
     /// Number of the latest request.
     request: u64,
-    /// The first request at which the worth of a list is due.
+    /// First request at which any list is due.
     due: u64,
 }
 
 impl Ends {
-    /// An empty list of another class has this number.
+    /// Assigns this number to an empty list of a new class.
     pub(super) fn add(&mut self, leaf: Leaf) {
         let at = leaf as usize;
         if at >= self.known.len() {
@@ -63,7 +64,7 @@ impl Ends {
         self.change(leaf);
     }
 
-    /// The ends of a list changed.
+    /// Marks a list as stale.
     fn change(&mut self, leaf: Leaf) {
         let at = leaf as usize;
         if !std::mem::replace(&mut self.known[at].stale, true) {
@@ -71,7 +72,7 @@ impl Ends {
         }
     }
 
-    /// An entry is linked into a list.
+    /// Handles the link of an entry into a list.
     pub(super) fn link(&mut self, leaf: Leaf, key: Key) {
         let ends = self.known[leaf as usize].ends;
         if ends.is_none_or(|([first, last], _)| key < first.key || key > last.key) {
@@ -79,7 +80,7 @@ impl Ends {
         }
     }
 
-    /// An entry is unlinked from a list.
+    /// Handles the unlinking of an entry from a list.
     pub(super) fn unlink(&mut self, leaf: Leaf, key: Key) {
         let ends = self.known[leaf as usize].ends;
         if ends.is_some_and(|([first, last], _)| key == first.key || key == last.key) {
@@ -87,7 +88,7 @@ impl Ends {
         }
     }
 
-    /// A request has begun. `all`: the worth of all entries may have changed.
+    /// Handles the start of a request. `all`: the worth of all entries may have changed.
     pub(super) fn begin_request(&mut self, request: u64, all: bool) {
         self.request = request;
         if all {
@@ -101,7 +102,7 @@ impl Ends {
         }
     }
 
-    /// Brings all that is known up to date.
+    /// Updates all stale and due lists.
     fn settle(&mut self, lists: &[List], policy: &dyn Policy, now: Nanos) {
         if self.due <= self.request {
             self.due = u64::MAX;
@@ -129,7 +130,7 @@ impl Ends {
         }
     }
 
-    /// An end of a list of this class, taken from those known before if it is one of them.
+    /// An end of a list of this class, reused from `before` if it is there and not due.
     fn end(&self, key: Key, class: u64, before: Option<[End; 2]>, policy: &dyn Policy) -> End {
         let same = |end: &End| end.key == key && end.due > self.request;
         before.into_iter().flatten().find(same).unwrap_or_else(|| {
@@ -139,7 +140,7 @@ impl Ends {
         })
     }
 
-    /// The end that leaves first.
+    /// The first end to leave over all lists.
     pub(super) fn victim(
         &mut self,
         lists: &[List],
@@ -149,7 +150,7 @@ impl Ends {
         self.settle(lists, policy, now);
         let (mut least, mut first) = (EMPTY, None);
         for (&rank, known) in self.ranks.iter().zip(&self.known) {
-            // Most lists lose by their ranks.
+            // Most lists lose by rank.
             if rank > least {
                 continue;
             }
@@ -162,8 +163,8 @@ impl Ends {
         first.copied()
     }
 
-    /// Whether an entry that is not linked would be the victim if it were, in the list `leaf` if its
-    /// class has one.
+    /// Whether an unlinked entry would be the victim if it were linked. `leaf` is the list of its
+    /// class, if any.
     pub(super) fn leads(
         &mut self,
         lists: &[List],
@@ -176,7 +177,7 @@ impl Ends {
         let own = (rank(policy.worth(entry).0), entry);
         if let Some(([first, last], _)) = leaf.and_then(|leaf| self.known[leaf as usize].ends) {
             let key = entry.key();
-            // It replaces one end of its list; the other one stays.
+            // It would replace an end of its list. The opposite end stays.
             let other = if key < first.key {
                 last
             } else if key > last.key {
@@ -199,14 +200,13 @@ impl Ends {
     }
 }
 
-/// A number that orders as worths do by their total order, below [`EMPTY`].
+/// Integer rank in the total order of worths, below [`EMPTY`].
 fn rank(worth: f64) -> i64 {
     let bits = worth.to_bits().cast_signed();
     bits ^ ((bits >> 63).cast_unsigned() >> 1).cast_signed()
 }
 
-/// Whether `a` leaves before `b`: ranks are compared first, and where they are equal the policy
-/// decides.
+/// Whether `a` leaves before `b`: by rank, and for equal ranks by the policy.
 fn precedes(a: (i64, &Entry), b: (i64, &Entry), policy: &dyn Policy, now: Nanos) -> bool {
     match a.0.cmp(&b.0) {
         Ordering::Less => true,

@@ -1,15 +1,15 @@
-//! Entry table: the linked entries of one tier by block id, in pages of eight ids.
+//! Entry table: the linked entries of a tier by block id, in pages of eight ids.
 //!
-//! In a leaf-only structure few blocks are linked, only the last ones of paths; in one with holes all
-//! idle blocks are. A page serves both: eight neighbours share one word of the directory.
+//! In a leaf-only structure few blocks are linked, only the last blocks of paths. With holes all
+//! idle blocks are linked. Pages serve both: eight neighbours share a word of the directory.
 //!
 //! ```text
 //! directory[id / 8]   31..4 page                 3..0 linked ids of the page
 //! links[8 * page + id % 8]                     a word of 0 is no page
 //! ```
 //!
-//! Invariant: a page exists exactly while one of its ids is linked. Cost: O(1), two CPU cache lines;
-//! 24 bytes per id of a page and half a byte per id.
+//! Invariant: a page exists exactly while at least one of its ids is linked. Cost: O(1), two CPU
+//! cache lines. 24 bytes per id of a page, and half a byte per id.
 
 use std::ops::{Index, IndexMut};
 
@@ -24,7 +24,7 @@ const IDS: u32 = 8;
 /// Bits of the number of linked ids, 0 to [`IDS`].
 const COUNT_BITS: u32 = 4;
 
-/// The linked entries of one tier.
+/// The linked entries of a tier.
 #[derive(Clone, Debug)]
 pub(super) struct Entries {
     directory: PagedVec<u32>,
@@ -51,14 +51,14 @@ impl Entries {
         self.len
     }
 
-    /// The entry of a block; `None` if it is not linked.
+    /// The entry of a block, or `None` if it is not linked.
     pub(super) fn get(&self, id: BlockId) -> Option<&Link> {
         let word = *self.directory.get(id / IDS)?;
         let link = (word > 0).then(|| &self.links[at(word, id)])?;
         (!link.is_vacant()).then_some(link)
     }
 
-    /// Adds the entry of a block that has none.
+    /// Adds the entry of an unlinked block.
     pub(super) fn insert(&mut self, id: BlockId, link: Link) {
         self.directory.reach(id / IDS + 1);
         let word = &mut self.directory[id / IDS];
@@ -76,13 +76,13 @@ impl Entries {
         self.len += 1;
     }
 
-    /// Removes the entry of a block; `None` if it is not linked.
+    /// Removes the entry of a block, or returns `None` if it is not linked.
     pub(super) fn remove(&mut self, id: BlockId) -> Option<Link> {
         let link = *self.get(id)?;
         let word = &mut self.directory[id / IDS];
         self.links[at(*word, id)] = Link::VACANT;
         *word -= 1;
-        // All entries of a page without a linked id are vacant: it can serve other ids as it is.
+        // All entries of a page without linked ids are vacant, so it can be reused as it is.
         if word.is_multiple_of(1 << COUNT_BITS) {
             self.free.push(*word >> COUNT_BITS);
             *word = 0;

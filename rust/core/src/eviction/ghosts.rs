@@ -1,7 +1,7 @@
 //! Ghost table: a 4-way set-associative cache of the uses of evicted blocks, for
 //! `uses * cost / idle`.
 //!
-//! Eight consecutive blocks of a path are one group, two words:
+//! Eight consecutive blocks of a path are a group of two words:
 //!
 //! ```text
 //!        63..48        47..42  ..  11..6   5..0
@@ -10,11 +10,11 @@
 //! checks check 7  ..   check 1 check 0                eight bits of a hash of the block's tokens
 //! ```
 //!
-//! A CPU cache line holds four groups, the youngest first; a new one replaces the oldest. Invariant:
-//! the same calls give the same answers. Cost: O(1), a line per group; 8 bytes per block of capacity,
-//! which hold four ghosts of whole groups, or half a one where each path is a single block. One group
-//! in 16 000 is mistaken for another with its fingerprint, and of its blocks one in 256. Pages that
-//! nothing was written to take no memory.
+//! A CPU cache line holds four groups, youngest first. New groups replace the oldest. Invariant:
+//! the same calls give the same answers. Cost: O(1), a line per group. 8 bytes per block of
+//! capacity hold four ghosts of whole groups, or half a ghost if each path is a single block. 1 in
+//! 16 000 groups is mistaken for a group with the same fingerprint, and then 1 in 256 of its
+//! blocks. Pages never written to take no memory.
 
 use prefetch_index::prefetch_index;
 
@@ -23,13 +23,13 @@ use crate::trie::{GROUP, GroupSlice};
 /// Bits of a use count.
 const BITS: u32 = 6;
 
-/// Mask of a group's use counts; the bits above are its fingerprint.
+/// Mask of a group's use counts. The bits above are its fingerprint.
 const USES: u64 = (1 << (BITS * GROUP)) - 1;
 
 /// Mask of the first use count.
 const ONE: u64 = (1 << BITS) - 1;
 
-/// One in every use count.
+/// 1 in every use count.
 const ONES: u64 = USES / ONE;
 
 const _: () = assert!(BITS * GROUP <= 48 && 8 * GROUP == u64::BITS);
@@ -37,13 +37,13 @@ const _: () = assert!(BITS * GROUP <= 48 && 8 * GROUP == u64::BITS);
 /// Groups per line.
 const WAYS: usize = 4;
 
-/// Blocks of capacity per line, so that there are four ghosts for each.
+/// Blocks of capacity per line, for four ghosts per block.
 const BLOCKS: u64 = 8;
 
-/// Evicted blocks of one group.
+/// Evicted blocks of a group.
 #[derive(Clone, Copy, Debug, Default)]
 struct Group {
-    /// Fingerprint and use counts; zero if the way is empty.
+    /// Fingerprint and use counts. 0 if the way is empty.
     uses: u64,
     checks: u64,
 }
@@ -56,10 +56,10 @@ struct CacheLine([Group; WAYS]);
 /// Lines per page.
 const PAGE: usize = 128;
 
-/// Uses of evicted blocks, or other six bits of each, never 0.
+/// Uses of evicted blocks, or any six bits per block, never 0.
 #[derive(Debug)]
 pub(crate) struct GhostTable {
-    /// A page is empty until something is written to it.
+    /// Pages are empty until the first write.
     pages: Vec<Vec<CacheLine>>,
     lines: usize,
     empty: bool,
@@ -85,7 +85,7 @@ impl GhostTable {
         prefetch_index(&self.pages[line / PAGE], line % PAGE);
     }
 
-    /// Puts the uses of evicted blocks in; their group becomes the youngest of its line.
+    /// Stores the uses of evicted blocks. Their group becomes the youngest of its line.
     #[inline(never)]
     pub(crate) fn put(&mut self, slice: &GroupSlice, uses: u32) {
         self.empty = false;
@@ -98,7 +98,7 @@ impl GhostTable {
         let groups = &mut page[line % PAGE].0;
         let known = position(groups, fingerprint);
         let old = known.map_or(Group::default(), |at| groups[at]);
-        // Younger groups move back by one; an unknown group pushes the oldest out.
+        // Younger groups move back by one way. An unknown group pushes the oldest out.
         groups.copy_within(..known.unwrap_or(WAYS - 1), 1);
         let uses = u64::from(uses).clamp(1, ONE);
         let (counts, checks) = (mask(slice, BITS), mask(slice, 8));
@@ -108,8 +108,8 @@ impl GhostTable {
         };
     }
 
-    /// Takes the uses of a slice's blocks out; `each` gets numbers of consecutive blocks and their
-    /// uses, 0 where unknown.
+    /// Removes the uses of a slice's blocks. Calls `each` with numbers of consecutive blocks and
+    /// their uses, 0 if unknown.
     pub(crate) fn take(&mut self, slice: &GroupSlice, mut each: impl FnMut(usize, u32)) {
         let (line, fingerprint) = self.locate(slice.group);
         let groups = self.pages[line / PAGE].get_mut(line % PAGE).map(|line| &mut line.0);
@@ -119,7 +119,7 @@ impl GhostTable {
         let count = |place: u32| u32::try_from(uses >> (BITS * place) & ONE).expect("six bits");
         let (first, mut taken) = (count(slice.places.start), mask(slice, BITS));
         let differing = (checks ^ slice.checks) & mask(slice, 8);
-        // Mostly all blocks are there and were used alike: one comparison for all of them.
+        // Usually all blocks are present with equal uses: a single comparison for all.
         if differing == 0 && uses & taken == u64::from(first) * (ONES & taken) {
             each(slice.places.len(), first);
         } else {
@@ -127,21 +127,21 @@ impl GhostTable {
                 if differing.to_le_bytes()[place as usize] == 0 {
                     each(1, count(place));
                 } else {
-                    // Another path of the same group has its ghost here, which stays.
+                    // The ghost here belongs to a different path of the same group, and stays.
                     each(1, 0);
                     taken &= !(ONE << (BITS * place));
                 }
             }
         }
         groups[at].uses = uses & !taken;
-        // Without any block a group makes room for others.
+        // An empty group frees its way.
         if uses & !taken & USES == 0 {
             groups.copy_within(at + 1.., at);
             groups[WAYS - 1] = Group::default();
         }
     }
 
-    /// Place and uses of the last of a slice's blocks that it knows.
+    /// Place and uses of the last known block of a slice.
     #[must_use]
     pub(crate) fn last(&self, slice: &GroupSlice) -> Option<(u32, u32)> {
         let (line, fingerprint) = self.locate(slice.group);
@@ -155,7 +155,7 @@ impl GhostTable {
         slice.places.clone().rev().find_map(known)
     }
 
-    /// Number of a slice's leading blocks that it knows.
+    /// Number of known leading blocks of a slice.
     #[must_use]
     pub(crate) fn leading(&self, slice: &GroupSlice) -> usize {
         let (line, fingerprint) = self.locate(slice.group);
@@ -167,7 +167,7 @@ impl GhostTable {
         slice.places.clone().take_while(has).count()
     }
 
-    /// Most bytes that it takes.
+    /// Maximum size in bytes.
     #[cfg(test)]
     pub(crate) fn bytes(&self) -> usize {
         self.lines * size_of::<CacheLine>()
@@ -219,7 +219,7 @@ mod tests {
         uses(table, &slice(group, places))
     }
 
-    /// Groups of paths that begin with different blocks.
+    /// Groups of paths with different first blocks.
     fn groups(paths: Range<u32>) -> Vec<GroupSlice> {
         let trie = Trie::<()>::new(1);
         let of = |path| trie.slices(0, None, &[path; 2 * GROUP as usize]).collect::<Vec<_>>();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     proptest! {
-        /// While nothing is replaced, it is a map.
+        /// Without replacement the table is a map.
         #[test]
         fn it_knows_the_uses_of_every_place(
             ops in prop::collection::vec(
@@ -237,7 +237,7 @@ mod tests {
             let (mut table, mut model) = (GhostTable::new(1), BTreeMap::new());
             for (group, start, blocks, uses, tokens) in ops {
                 let places = start..GROUP.min(start + blocks);
-                // Each block is one of two.
+                // Each block has two possible values.
                 let checks = tokens & 0x0101_0101_0101_0101;
                 let slice = GroupSlice { group, places: places.clone(), checks };
                 let check = |place: u32| checks >> (8 * place) & 1;
@@ -286,7 +286,8 @@ mod tests {
         assert_eq!(known, [0, 5, 0, 5, 5, 7]);
     }
 
-    /// Unknown groups are rarely mistaken for known ones; most of the last half that fits is known.
+    /// Unknown groups are rarely mistaken for known groups. Most of the last half of capacity is
+    /// known.
     #[test]
     fn how_many_it_replaces_and_mistakes() {
         let all = groups(0..50_000);

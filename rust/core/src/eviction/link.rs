@@ -1,4 +1,4 @@
-//! Link of one entry in its class's list. Cost: 24 bytes.
+//! Link of an entry in its class's list. Cost: 24 bytes.
 
 use crate::block::BlockId;
 use crate::policy::Key;
@@ -8,7 +8,7 @@ use super::tournament::Leaf;
 /// No neighbour: the end of a chain.
 pub(super) const NONE: BlockId = BlockId::MAX;
 
-/// Entry in its list: its key but for the id, and its neighbours in the chain.
+/// Entry in its list: its key without the id, and its neighbours in the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Link {
     pub(super) place: u64,
@@ -20,7 +20,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// The entry of an id that is not linked.
+    /// The entry of an unlinked id.
     pub(super) const VACANT: Self =
         Self { place: 0, tie: 0, leaf: Leaf::MAX, before: NONE, after: NONE };
 
@@ -33,7 +33,7 @@ impl Link {
         self.leaf == Leaf::MAX
     }
 
-    /// Key of the entry, which is that of block `id`.
+    /// Key of the entry of block `id`.
     pub(super) fn key(&self, id: BlockId) -> Key {
         Key { place: self.place, tie: self.tie, id }
     }

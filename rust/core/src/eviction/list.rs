@@ -1,11 +1,11 @@
-//! Ordered list of one class's entries: a doubly linked chain, and a B-tree for stragglers.
+//! Ordered list of a class's entries: a doubly linked chain, and a B-tree for stragglers.
 //!
-//! Entries mostly come in the order of leaving, as uses do, or as a run of neighbours in the reverse
-//! order, as the blocks of a released path do. The first kind is appended, the second kind is
-//! inserted next to the latest entry; other entries, such as a block whose last child left, go into
-//! a B-tree. Invariant: the chain ascends, and each entry is in the chain or in the tree. Cost:
-//! O(1) at either end of the chain and next to the latest entry, O(log n) otherwise; 24 bytes per
-//! entry, 40 to 60 in the tree.
+//! Entries mostly arrive in the order of leaving (uses), or as a run of neighbours in the reverse
+//! order (blocks of a released path). The first kind is appended, the second kind is inserted next
+//! to the latest entry. Stragglers, for example a block after the removal of its last child, go
+//! into a B-tree. Invariant: the chain ascends, and each entry is in the chain or in the tree.
+//! Cost: O(1) at both ends of the chain and next to the latest entry, otherwise O(log n). 24 bytes
+//! per entry, 40 to 60 in the tree.
 
 use std::collections::BTreeSet;
 use std::collections::btree_set;
@@ -23,15 +23,15 @@ const IN_TREE: BlockId = BlockId::MAX - 1;
 /// The key of no entry.
 const NO_KEY: Key = Key { place: u64::MAX, tie: u32::MAX, id: NONE };
 
-/// The entries of one class.
+/// The entries of a class.
 #[derive(Clone, Debug)]
 pub(super) struct List {
     /// The class.
     pub(super) class: u64,
-    /// First and last of the chain, or [`NO_KEY`].
+    /// First and last entry of the chain, or [`NO_KEY`].
     first: Key,
     last: Key,
-    /// The latest entry linked into the chain that is still there, or a neighbour of it.
+    /// The latest entry linked into the chain, or a neighbour of it if it has left.
     latest: BlockId,
     tree: BTreeSet<Key>,
 }
@@ -42,10 +42,10 @@ impl List {
         Self { class, first: NO_KEY, last: NO_KEY, latest: NONE, tree: BTreeSet::new() }
     }
 
-    /// Links an entry that is not linked; `leaf` is that of this class.
+    /// Links an unlinked entry. `leaf` is the leaf of this class.
     pub(super) fn link(&mut self, entries: &mut Entries, key: Key, leaf: Leaf) {
         let link = Link::new(key, leaf);
-        // In order of time a use comes last, and a block that was exposed late may come first.
+        // A new use comes last. A block exposed late may come first.
         let (before, after) = if self.first == NO_KEY || self.last < key {
             (self.last.id, NONE)
         } else if key < self.first {
@@ -53,7 +53,7 @@ impl List {
         } else if let Some(gap) = self.gap_beside_latest(entries, key) {
             gap
         } else {
-            // A straggler: a walk along the chain to its place could be long.
+            // A straggler: the walk along the chain to its place could be long.
             entries.insert(key.id, Link { before: IN_TREE, ..link });
             self.tree.insert(key);
             return;
@@ -102,19 +102,19 @@ impl List {
             return;
         }
         let key_of = |entries: &Entries, id| if id == NONE { NO_KEY } else { entries[id].key(id) };
-        // At the end of the chain the neighbour's key is needed, elsewhere only its id.
+        // The neighbour's key is needed at the end of the chain only. Elsewhere its id is enough.
         let behind = key_of(entries, after);
         let ahead =
             if after == NONE { key_of(entries, before) } else { Key { id: before, ..NO_KEY } };
         self.join(entries, before, behind);
         self.join_back(entries, after, ahead);
-        // Some entry of the chain, so that the next gap is looked for near this one.
+        // Keep an entry nearby, so the search for the next gap starts here.
         if self.latest == key.id {
             self.latest = if after == NONE { before } else { after };
         }
     }
 
-    /// Key of the entry that leaves first.
+    /// Key of the first entry to leave.
     pub(super) fn head(&self) -> Option<Key> {
         let chain = Some(self.first).filter(|_| self.first != NO_KEY);
         match (chain, self.tree.first().copied()) {
@@ -150,7 +150,7 @@ impl Keys<'_> {
         (id != NONE).then(|| self.entries[id].key(id))
     }
 
-    /// The rest of the chain is empty.
+    /// Marks the rest of the chain as empty.
     fn end_chain(&mut self) {
         (self.first, self.last) = (NONE, NONE);
     }
@@ -262,7 +262,7 @@ mod tests {
             add(&mut list, u64::from(id), 0, id);
         }
         add(&mut list, 0, 0, 0);
-        // Paths of four blocks, the last one first.
+        // Paths of blocks, the last block first.
         for (path, block) in [8, 9].into_iter().flat_map(|path| [(path, 3), (path, 2), (path, 1)]) {
             add(&mut list, path, block, u32::try_from(path).expect("small") * 10 + block);
         }

@@ -1,10 +1,10 @@
-//! Second index of the entries of tenants with a quota, by tenant: those of a tenant over its quota
-//! leave before all others.
+//! Second index, by tenant, of the entries of tenants with a quota. Tenants over quota are evicted
+//! first.
 //!
-//! Invariant: exactly the linked entries with a share are here, and `ranking` has exactly the shares
-//! over their quota that have an entry, by descending excess. Cost: O(log n) to link and to unlink,
-//! O(log shares) when an excess changes, whatever the number of shares; the first entry of a share
-//! O(its classes); 24 to 200 bytes per entry, as in the first index.
+//! Invariant: exactly the linked entries with a share are here, and `ranking` has exactly the
+//! shares over their quota with at least one entry, by descending excess. Cost: O(log n) to link
+//! and to unlink. O(log shares) when an excess changes, whatever the number of shares. The first
+//! entry of a share is O(its classes). 24 to 200 bytes per entry, as in the first index.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,13 +20,13 @@ use super::entries::Entries;
 use super::list::List;
 use super::tournament::Leaf;
 
-/// Excess of a share: its blocks beyond its quota.
+/// Excess of a share: its blocks over quota.
 #[derive(Clone, Copy, Debug, Default)]
 struct Excess {
     blocks: u64,
-    /// Blocks of the share that are selected to leave.
+    /// Selected blocks of the share.
     selected: u64,
-    /// The excess that `ranking` has; 0 if it does not have the share.
+    /// The excess in `ranking`, or 0 if the share is not there.
     ranked: u64,
 }
 
@@ -77,7 +77,7 @@ impl Shares {
         self.rerank(band.share);
     }
 
-    /// Sets the number of a share's blocks beyond its quota.
+    /// Sets the number of a share's blocks over quota.
     pub(super) fn exceed(&mut self, share: Share, blocks: u64) {
         // Shares within their quota have no row.
         if blocks > 0 || self.excesses.contains_key(&share) {
@@ -89,16 +89,16 @@ impl Shares {
         }
     }
 
-    /// Selects a block of a share to leave: it is no longer part of the excess.
+    /// Selects a block of a share as victim. It no longer counts as excess.
     pub(super) fn select(&mut self, share: Share) {
-        // Within its quota a share has no place in the ranking to lose.
+        // A share within its quota is not in the ranking.
         let Some(excess) = self.excesses.get_mut(&share) else { return };
         excess.selected += 1;
         self.selected.push(share);
         self.rerank(share);
     }
 
-    /// Ends the selection: all selected blocks have left, or stay.
+    /// Ends the selection. Each selected block has left or stays.
     pub(super) fn end_selection(&mut self) {
         for share in std::mem::take(&mut self.selected) {
             if let Some(excess) = self.excesses.get_mut(&share) {
@@ -108,25 +108,25 @@ impl Shares {
         }
     }
 
-    /// Rank of a share, the least of which leaves first: descending excess without selected blocks,
-    /// then share; one rank for all shares within their quota.
+    /// Rank of a share. The lowest rank leaves first: descending excess without selected blocks,
+    /// then share. All shares within their quota have the same rank.
     pub(super) fn rank(&self, share: Share) -> (Reverse<u64>, Share) {
         let known = self.excesses.get(&share);
         let excess = known.map_or(0, |excess| excess.blocks.saturating_sub(excess.selected));
         (Reverse(excess), if excess > 0 { share } else { 0 })
     }
 
-    /// The share with the largest excess, of those with an entry.
+    /// The share with the largest excess, among shares with an entry.
     pub(super) fn largest_excess(&self) -> Option<Share> {
         self.ranking.first().map(|&(_, share)| share)
     }
 
-    /// All shares over their quota that have an entry.
+    /// All shares over their quota with an entry.
     pub(super) fn over_quota(&self) -> impl Iterator<Item = Share> + '_ {
         self.ranking.iter().map(|&(_, share)| share)
     }
 
-    /// The entry that leaves first of each class of a share.
+    /// The first entry to leave of each class of a share.
     pub(super) fn heads<'a>(
         &'a self,
         share: Share,
@@ -150,7 +150,7 @@ impl Shares {
         let (Reverse(blocks), _) = self.rank(share);
         let Some(excess) = self.excesses.get_mut(&share) else { return };
         let has_entries = self.leaves.range(of(share)).next().is_some();
-        // A share without an entry has nothing that could leave, and must not hide the next one.
+        // A share without entries has no victims, and must not hide the next share.
         let ranked = if has_entries { blocks } else { 0 };
         let before = std::mem::replace(&mut excess.ranked, ranked);
         if before != ranked {

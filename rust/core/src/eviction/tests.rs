@@ -26,7 +26,7 @@ fn policy(name: &str) -> Box<dyn Policy> {
     by_name(name, true).expect("a known name")
 }
 
-/// The order as the documentation words it, written without the policies' code.
+/// The documented order, written without the policies' code.
 fn naive(name: &str, order: Order, a: &Entry, b: &Entry, now: u64) -> Ordering {
     let idle = |entry: &Entry| now.saturating_sub(entry.place);
     if name == "checkerboard" {
@@ -35,8 +35,9 @@ fn naive(name: &str, order: Order, a: &Entry, b: &Entry, now: u64) -> Ordering {
     }
     let rest = |entry: &Entry| (entry.class, entry.place, entry.tie, entry.id);
     if name == "learned" {
-        // It knows nothing: of any age the lighter one goes. Its bits are the lower half of a place. In
-        // the class of announced uses, that is a weight per request from the first one to the announced.
+        // It has learned nothing, so the lighter entry leaves first at any age. The bits of the
+        // weight are the lower half of a place. In the class of announced uses, the weight is per
+        // request until the announced use.
         let weight = |entry: &Entry| {
             let weight = f32::from_bits(u32::try_from(entry.place & 0xFFFF_FFFF).expect("masked"));
             let weight = if weight.is_nan() { f64::INFINITY } else { f64::from(weight) };
@@ -60,8 +61,8 @@ fn naive(name: &str, order: Order, a: &Entry, b: &Entry, now: u64) -> Ordering {
     value.then_with(|| rest(a).cmp(&rest(b)))
 }
 
-/// An entry, its band, and how much its share holds too much: the share that holds the most too
-/// much first, then priorities, then the policy.
+/// Order of entries with their bands and the excess of their shares: the share furthest over quota
+/// first, then priorities, then the policy.
 fn ranked(
     name: &str,
     order: Order,
@@ -112,14 +113,14 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Any list of operations, under every policy, against a map that is scanned.
+    /// Any list of operations, under every policy, against a scan of a map.
     #[test]
     fn the_victim_is_the_minimum(ops in prop::collection::vec(op(), 0..120), now in time()) {
         for name in NAMES {
             let mut index = EvictionIndex::new(policy(name), 0.0);
             let by = index.policy().order();
             let mut model: BTreeMap<u32, (Entry, Band)> = BTreeMap::new();
-            // How much each share holds too much, and how much of that is chosen to leave.
+            // Excess of each share, and its number of selected blocks.
             let mut over = [(0, 0); 3];
             let sorted = |model: &BTreeMap<u32, (Entry, Band)>, over: &[(u64, u64); 3], now| {
                 let mut all: Vec<(Entry, Band)> = model.values().copied().collect();
@@ -243,12 +244,12 @@ fn nothing_leaves_an_empty_list() {
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// Links a block of this class whose last use is some requests ago, of this weight.
+    /// Links a block with this id, class, number of requests since its last use, and weight.
     Link(u32, u64, u64, u8),
     Unlink(u32),
-    /// Some requests pass; then the policy may learn new rates for all classes.
+    /// Some requests pass. Then the policy may learn new rates for all classes.
     Pass(u64, bool),
-    /// Asks whether such a block would be the victim.
+    /// Asks whether a block with these values would be the victim.
     Ask(u32, u64, u64, u8),
 }
 
@@ -265,8 +266,8 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// While ages grow and weights change, the victim is the minimum over the ends of all classes, and
-    /// a block that is not linked leads if it is the victim once it is linked.
+    /// While ages grow and weights change, the victim is the minimum over the ends of all classes.
+    /// An unlinked block leads if and only if it is the victim after it is linked.
     #[test]
     fn ends_are_up_to_date(
         steps in prop::collection::vec(step(), 0..120),

@@ -1,10 +1,11 @@
 //! Kinetic tournament: the minimum over the heads of all classes while time passes.
 //!
-//! A complete binary tree whose leaves are the classes. Each node has the winner of its two sides and
-//! `fail`, the first time at which another one may win: the minimum of its sides' and of the time at
-//! which the two winners change places, an integer. Invariant: a node's `fail` is at most that of its
-//! sides, and from the last query on until `fail` the node is right. Cost: a query before every `fail`
-//! is O(1); a changed head costs O(log classes), and so does each change of places; 64 bytes per class.
+//! A complete binary tree with the classes as leaves. Each node has the winner of its two sides and
+//! `fail`, the first time at which the winner may change: the minimum over the `fail` of its sides
+//! and the time at which its two winners swap, an integer. Invariant: `fail` of a node is at most
+//! `fail` of its sides, and from the last query until `fail` the node is correct. Cost: a query
+//! before every `fail` is O(1). A changed head costs O(log classes), as does each swap. 64 bytes
+//! per class.
 
 use crate::hint::{NORMAL, Priority};
 use crate::policy::{Entry, Order};
@@ -13,10 +14,11 @@ use crate::time::Nanos;
 /// Index of a class: its leaf of the tree, and its list.
 pub(super) type Leaf = u32;
 
-/// The index of no class: an empty side.
+/// Index of an empty side.
 const NONE: Leaf = Leaf::MAX;
 
-/// Winner of a subtree. Priorities or classes differ, so ties between entries do not matter here.
+/// Winner of a subtree. Two winners differ in priority or class, so ties between entries do not
+/// matter here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Winner {
     fail: Nanos,
@@ -37,22 +39,22 @@ const EMPTY: Winner = Winner { fail: Nanos::MAX, class: 0, place: 0, leaf: NONE,
 #[derive(Clone, Debug)]
 pub(super) struct Tournament {
     order: Order,
-    /// Sides by node. Node 1 is the root, the sides of `n` are `2n` and `2n + 1`; with `m` nodes the
-    /// leaf of class `i` is `m + i`.
+    /// Sides by node. Node 1 is the root, and the sides of `n` are `2n` and `2n + 1`. With `m`
+    /// nodes the leaf of class `i` is `m + i`.
     sides: Vec<Sides>,
     /// The time of the last query.
     last: Nanos,
-    /// Classes whose heads changed since: a head that went and came back costs nothing.
+    /// Classes with a changed head since then. A head removed and restored costs nothing.
     changed: Vec<Leaf>,
 }
 
 impl Tournament {
-    /// An empty tournament; `order` is by value or by rank.
+    /// An empty tournament. `order` is by value or by rank.
     pub(super) fn new(order: Order) -> Self {
         Self { order, sides: vec![Sides([EMPTY; 2])], last: 0, changed: Vec::new() }
     }
 
-    /// Sets the head of a class; `None` if the class is empty.
+    /// Sets the head of a class, or `None` if the class is empty.
     pub(super) fn set(&mut self, leaf: Leaf, head: Option<&Entry>, priority: Priority) {
         // The tree is complete: its size is a power of two.
         if leaf as usize >= self.sides.len() {
@@ -66,7 +68,7 @@ impl Tournament {
             leaf,
             priority,
         });
-        // Replayed at the next query: an unlinked and relinked head often is what it was.
+        // Replayed at the next query, because an unlinked and relinked head is often unchanged.
         if self.changed.last() != Some(&leaf) {
             self.changed.push(leaf);
         }
@@ -95,7 +97,7 @@ impl Tournament {
         &mut self.sides[at / 2].0[at % 2]
     }
 
-    /// Plays a node whose sides are right.
+    /// Plays a node. Its sides must be correct.
     fn play(&mut self, at: usize) {
         *self.node_mut(at) = self.duel(at);
     }
@@ -117,7 +119,7 @@ impl Tournament {
         (leaf != NONE).then_some((leaf, class))
     }
 
-    /// Repairs a node that has failed, after those of its sides that have.
+    /// Repairs a failed node, after its failed sides.
     fn mend(&mut self, at: usize) {
         if self.node(at).fail <= self.last && at < self.sides.len() {
             self.mend(2 * at);
@@ -133,7 +135,7 @@ impl Tournament {
         if left.leaf == NONE || right.leaf == NONE {
             return if right.leaf == NONE { *left } else { *right };
         }
-        // Neither priorities nor places in one class change with time.
+        // Priorities do not change with time, nor do places within a class.
         let ever = left.priority != right.priority || left.class == right.class;
         if ever || self.order != Order::Value {
             let rank = |node: &Winner| (node.priority, node.class, node.place);
@@ -159,16 +161,16 @@ impl Tournament {
     }
 }
 
-/// Whether the cheap one of two leaves first at `now`, and the first time at which that may change.
+/// Whether `cheap` leaves first at `now`, and the first time at which this may change.
 fn duel(cheap: &Winner, dear: &Winner, now: Nanos) -> (bool, Nanos) {
     let (new, old) = (now.saturating_sub(cheap.place), now.saturating_sub(dear.place));
-    // At zero idle time a value is infinite, even that of no cost.
+    // At zero idle time a value is infinite, even at zero cost.
     if new == 0 && (old == 0 || cheap.class == 0) {
         return (old == 0, cheap.place.min(dear.place).max(now).saturating_add(1));
     }
     // The lines idle / class cross at most once more, where the expensive entry drops below.
     let (younger, older) = (wide(cheap.class, old), wide(dear.class, new));
-    // A class that changed its leaf meets itself until both leaves are played again.
+    // A class may meet itself after changing its leaf, until both leaves are replayed.
     if younger <= older || cheap.class == dear.class {
         return (true, Nanos::MAX);
     }
@@ -219,7 +221,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4000))]
 
-        /// The winner is that of the policy's comparison until `fail`, when the order has changed
+        /// The winner matches the policy's comparison until `fail`. Then the order has changed
         /// unless an entry was at zero idle time.
         #[test]
         fn a_duel_is_right_until_it_fails(a in entry(), b in entry(), now in time()) {
@@ -236,7 +238,7 @@ mod tests {
             }
         }
 
-        /// Heads are set, changed and removed, at times that stay, jump and run back.
+        /// Heads are set, changed and removed, while time stays, jumps and runs back.
         #[test]
         fn the_winner_is_the_minimum(
             ops in prop::collection::vec((0..20u32, prop::option::of(entry()), time()), 1..80),

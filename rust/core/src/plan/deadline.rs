@@ -1,25 +1,26 @@
 //! Solver for any number of lanes: a bisection on the finish time.
 //!
-//! For a wanted finish a sweep walks the path backwards and keeps, per lane and for the device, the
-//! latest time by which the remaining blocks must be ready. A block is loaded if its lane still can,
-//! else computed; all before a computed block must be ready when that computation starts,
-//! which is where stalls come from.
+//! For a target finish, a sweep walks the path backwards and keeps, per lane and for the device,
+//! the latest time by which the remaining blocks must be ready. A block is loaded if its lane can
+//! still load it in time, else computed. All blocks before a computed block must be ready when its
+//! computation starts. This is the source of stalls.
 //!
 //! Invariant: a choice is compared by its real finish with computing everything and loading
 //! everything, so the result is never later than either. It is exact if, lane by lane, deeper
-//! blocks take no longer to load and no less to compute, whenever their loads may start (see
-//! [`regular`]). Proof: compare a schedule that meets the wanted finish with the sweep, from the
-//! back up to the first block `i` on which they differ. No schedule loads a block in time that the
+//! blocks take no longer to load and no less to compute, for any start times of loads (see
+//! [`regular`]). Proof: compare a schedule that meets the target finish with the sweep, from the
+//! back up to the first block `i` on which they differ. No schedule loads a block in time if the
 //! sweep could not, so the sweep loads `i` and the schedule does not. If the schedule loads an
-//! earlier block on that lane, let `j` be the nearest: load `i` instead, which needs no more time
-//! on the lane and must be there no earlier, and compute `j`, which delays all in between by at most
-//! `r_j <= r_i`, while `i` is not computed. If it loads none, load `i` too. Either way the finish is
-//! still met. Cost: one or two passes per bit of the finish, 256 blocks in 15 to 30 microseconds.
+//! earlier block on the same lane, let `j` be the nearest. Load `i` instead, which needs no more
+//! time on the lane and has no earlier deadline, and compute `j`, which delays all blocks in
+//! between by at most `r_j <= r_i`, while `i` is not computed. If it loads no earlier block, load
+//! `i` too. Either way the finish is still met. Cost: one or two passes per bit of the finish, 256
+//! blocks in 15 to 30 microseconds.
 
 use super::{Source, Step, frees, plain, run};
 use crate::time::Nanos;
 
-/// Best choice that the bisection meets, with its finish.
+/// Best choice found by the bisection, with its finish.
 pub(super) fn solve(steps: &[Step], lane_free: &[Nanos]) -> (Vec<bool>, Nanos) {
     let free = frees(steps, lane_free);
     let (mut best, mut finish) = plain(steps, lane_free);
@@ -58,8 +59,10 @@ pub(super) fn regular(steps: &[Step]) -> bool {
     })
 }
 
-/// Chooses so that all is ready by `ready`, if possible; false if the computations alone take longer.
-/// `latest[lane]` is the time at which the load before must end for those already chosen to follow.
+/// Chooses loads so that all blocks are ready by `ready`, if possible.
+///
+/// Returns false if the computations alone take longer. `latest[lane]` is the latest end of an
+/// earlier load on the lane for the loads already chosen to follow in time.
 fn sweep(
     steps: &[Step],
     free: &[Nanos],
@@ -95,7 +98,7 @@ mod tests {
     use crate::plan::twin::{Random, brute_force};
     use crate::plan::{Source, Step, evaluate, plain};
 
-    /// Paths on which, lane by lane, deeper blocks load no slower and compute no faster.
+    /// Paths with deeper blocks loading no slower and computing no faster, lane by lane.
     fn even(random: &mut Random, lanes: u64) -> Vec<Step> {
         let mut loading: Vec<u64> = (0..lanes).map(|_| random.below(15)).collect();
         let mut computing = vec![0; loading.len()];
@@ -135,7 +138,7 @@ mod tests {
         }
     }
 
-    /// How far the bisection is from the best on irregular paths, in thousandths of it.
+    /// Distance of the bisection from the best on irregular paths, in thousandths of the best.
     #[test]
     #[expect(clippy::print_stderr, reason = "the gap is a measurement")]
     fn elsewhere_the_gap_is_small() {

@@ -1,20 +1,21 @@
-//! Solver for one lane with holes: a dynamic programme over resident, missing and loadable blocks.
+//! Solver for a single lane with holes: a dynamic programme over resident, missing and loadable
+//! blocks.
 //!
 //! After `i` blocks with `m` of them loaded let `dp[i][m]` be the earliest time at which the next
 //! block may be computed. Loading gives `dp[i+1][m+1] = max(dp[i][m], end of load m+1)`, computing
 //! gives `dp[i+1][m] = dp[i][m] + r_i`, and the answer is `min_m dp[N][m]`. If load times differ,
 //! the lane's end takes the place of `m`.
 //!
-//! Invariant: only pairs (lane end, next start) that no other pair beats in both are kept: the
-//! future depends on nothing else and never gains from a later pair, so the result is exact. Cost:
-//! O(N^2) for equal load times, 256 blocks in about 150 microseconds; for others at most [`MOST`]
-//! pairs per block, about a millisecond, beyond which an even selection is kept and the result is
-//! not exact. Four times as many pairs gained 0.1 % on random load times.
+//! Invariant: only undominated pairs (lane end, next start) are kept. The future depends on nothing
+//! else and never gains from a later pair, so the result is exact. Cost: O(N^2) for equal load
+//! times, 256 blocks in about 150 microseconds. For different load times, at most [`MOST`] pairs
+//! per block, about a millisecond. Beyond [`MOST`] an even selection is kept and the result is not
+//! exact. Four times as many pairs gained 0.1 % on random load times.
 
 use super::{Source, Step, deadline};
 use crate::time::Nanos;
 
-/// Most pairs kept per block.
+/// Maximum number of pairs kept per block.
 const MOST: usize = 512;
 
 /// Bit of a pair's trail:
@@ -26,14 +27,14 @@ const LOADED: u32 = 1 << 31;
 
 #[derive(Clone, Copy)]
 struct Partial {
-    /// Time at which the lane has ended its loads.
+    /// End of the lane's loads.
     lane: Nanos,
-    /// Time at which all blocks so far are ready.
+    /// Ready time of all blocks so far.
     ready: Nanos,
     trail: u32,
 }
 
-/// Best choice where `lane` is the only lane, and whether it is exact.
+/// Best choice for the only lane `lane`, and whether it is exact.
 pub(super) fn solve(steps: &[Step], lane: usize, lane_free: &[Nanos]) -> (Vec<bool>, bool) {
     let (fallback, bound) = deadline::solve(steps, lane_free);
     let free = lane_free.get(lane).copied().unwrap_or(0);
@@ -54,14 +55,15 @@ pub(super) fn solve(steps: &[Step], lane: usize, lane_free: &[Nanos]) -> (Vec<bo
         trails.extend(next.iter().map(|pair| pair.trail));
         std::mem::swap(&mut now, &mut next);
     }
-    // The last pair is ready first: pairs ascend in the lane's end and descend in readiness.
+    // The last pair is ready first, because pairs ascend in the lane's end and descend in
+    // readiness.
     match now.len().checked_sub(1) {
         Some(last) => (follow(&trails, &starts, last), exact),
         None => (fallback, exact),
     }
 }
 
-/// The pairs after `step` that are ready by `bound`, ascending in the lane's end.
+/// Pairs after `step` with readiness by `bound`, ascending in the lane's end.
 fn advance(now: &[Partial], step: &Step, bound: Nanos, next: &mut Vec<Partial>) {
     next.clear();
     let numbered = || now.iter().zip(0u32..);
@@ -100,7 +102,7 @@ fn advance(now: &[Partial], step: &Step, bound: Nanos, next: &mut Vec<Partial>) 
     }
 }
 
-/// Adds a pair whose lane ends no earlier than the others', unless one of them beats it.
+/// Adds a pair with the latest lane end so far, unless it is dominated.
 fn keep(pairs: &mut Vec<Partial>, pair: Partial, bound: Nanos) {
     if pair.ready > bound {
         return;
@@ -112,7 +114,7 @@ fn keep(pairs: &mut Vec<Partial>, pair: Partial, bound: Nanos) {
     }
 }
 
-/// Keeps [`MOST`] pairs, evenly spread, both ends among them.
+/// Keeps [`MOST`] pairs, evenly spread and including both ends.
 fn thin(pairs: &mut Vec<Partial>) {
     let last = pairs.len() - 1;
     for i in 0..MOST {
@@ -150,7 +152,7 @@ mod tests {
     use crate::plan::{Source, Step, evaluate, plain};
     use crate::time::NEVER;
 
-    /// `dp[i][m]` as it is written, for equal load times.
+    /// `dp[i][m]` by its definition, for equal load times.
     fn table(steps: &[Step], load: u64, free: u64) -> u64 {
         let end = |m: usize| if m == 0 { 0 } else { free + m as u64 * load };
         let mut dp = vec![Some(0)];

@@ -1,12 +1,13 @@
-//! Layer-wise solver: one pass computes layer by layer while lanes load layer by layer.
+//! Layer-wise solver: a pass computes layer by layer while lanes load layer by layer.
 //!
-//! The loads of a lane go together, layer 0 of all blocks first. One pass computes the blocks that are
-//! not loaded and the rest of the prompt; its layer `j` begins when layer `j` of all other blocks is
+//! The loads of a lane go together, layer 0 of all blocks first. A pass computes all blocks not
+//! loaded and the rest of the prompt. Its layer `j` begins when layer `j` of all loaded blocks is
 //! resident and layer `j - 1` is done.
 //!
-//! Invariant: never later than computing or loading everything. It is exact on one lane where all
-//! loads take and begin alike and deeper blocks compute no faster: any `n` loads then take the same
-//! time, and the last `n` blocks leave the least to compute. Cost: O(blocks · layers · lanes).
+//! Invariant: never later than computing or loading everything. It is exact on a single lane if all
+//! loads take the same time and have the same earliest start, and deeper blocks compute no faster:
+//! any `n` loads then take the same time, and loading the last `n` blocks leaves the least to
+//! compute. Cost: O(blocks · layers · lanes).
 
 use super::{Solution, Source, Step, pipeline};
 use crate::time::Nanos;
@@ -16,11 +17,11 @@ use crate::time::Nanos;
 pub(crate) struct Pass {
     /// Time to compute the rest of the prompt.
     pub rest: Nanos,
-    /// The model's layers.
+    /// Number of layers of the model.
     pub layers: u16,
 }
 
-/// The loads of one lane.
+/// The loads of a lane.
 #[derive(Clone, Copy, Debug, Default)]
 struct Loads {
     start: Nanos,
@@ -29,14 +30,14 @@ struct Loads {
 
 /// State of a choice while its steps are added.
 struct Sum {
-    /// Time at which all resident blocks are ready.
+    /// Ready time of all resident blocks.
     here: Nanos,
     compute: u128,
     lanes: Vec<Loads>,
 }
 
 impl Sum {
-    /// The empty choice; `lane_free` covers all lanes.
+    /// The empty choice. `lane_free` covers all lanes.
     fn new(lane_free: &[Nanos], pass: Pass) -> Self {
         let lanes = lane_free.iter().map(|&start| Loads { start, total: 0 }).collect();
         Self { here: 0, compute: u128::from(pass.rest), lanes }
@@ -54,7 +55,7 @@ impl Sum {
         }
     }
 
-    /// Time at which the last layer is computed.
+    /// Completion time of the last layer.
     fn finish(&self, layers: u16) -> Nanos {
         let all = u128::from(layers.max(1));
         let there = |layer: u128| {
@@ -71,7 +72,7 @@ impl Sum {
     }
 }
 
-/// Time at which the pass ends under the choice `load`.
+/// End of the pass under the choice `load`.
 #[must_use]
 pub(crate) fn evaluate(steps: &[Step], load: &[bool], lane_free: &[Nanos], pass: Pass) -> Nanos {
     let mut sum = Sum::new(&super::frees(steps, lane_free), pass);
@@ -81,7 +82,7 @@ pub(crate) fn evaluate(steps: &[Step], load: &[bool], lane_free: &[Nanos], pass:
     sum.finish(pass.layers)
 }
 
-/// Best choice of the form that loads all it can from some block on.
+/// Best choice among the choices to load every loadable block from some block on.
 #[must_use]
 pub(crate) fn solve(steps: &[Step], lane_free: &[Nanos], pass: Pass) -> Solution {
     let free = super::frees(steps, lane_free);
@@ -128,8 +129,8 @@ mod tests {
     use crate::plan::twin::Random;
     use crate::plan::{Source, Step, pipeline};
 
-    /// The definition, layer by layer, in whole numbers: `compute` and load times are multiples of the
-    /// number of layers.
+    /// The definition, layer by layer, in whole numbers: `compute` and load times are multiples of
+    /// the number of layers.
     fn simulate(steps: &[Step], load: &[bool], free: &[u64], pass: Pass) -> u64 {
         let layers = u64::from(pass.layers);
         let mut there = vec![0; usize::from(pass.layers)];
@@ -171,7 +172,7 @@ mod tests {
         choices.map(finish).min().unwrap_or(0)
     }
 
-    /// Steps whose times are multiples of the layers, a pass and when lanes are free.
+    /// Steps with times in multiples of the layers, a pass, and the times at which lanes are free.
     fn case(random: &mut Random, most: u64, lanes: u64) -> (Vec<Step>, [u64; 3], Pass) {
         let layers = 1 + random.below(4);
         let mut steps = random.steps(most, lanes);

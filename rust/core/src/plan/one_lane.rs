@@ -1,8 +1,8 @@
-//! Solver for one lane and a path without holes: compute the first blocks, load the rest.
+//! Solver for a single lane and a path without holes: compute the first blocks, load the rest.
 //!
-//! Invariant: with equal load times, and computing times that do not fall with depth, some best
-//! choice has this form, since swapping a load with a later computation never delays anything.
-//! Cost: one pass for the prefix sums, then a binary search.
+//! Invariant: with equal load times, and computing times not falling with depth, an optimal choice
+//! of this form exists, since swapping a load with a later computation never delays anything. Cost:
+//! a pass for the prefix sums, then a binary search.
 
 use super::{Source, Step};
 use crate::time::Nanos;
@@ -21,7 +21,7 @@ pub(crate) fn split(compute: &[Nanos], load: Nanos, free: Nanos) -> (usize, Nano
         0 => 0,
         rest => free.saturating_add(load.saturating_mul(rest)),
     };
-    // R rises and the loads' end falls with k: a binary search for their crossing.
+    // R rises and the end of the loads falls with k: a binary search for their crossing.
     let crossing = partition(computed.len(), |k| computed[k] < loaded(k));
     let finish = |k: usize| computed[k].max(loaded(k));
     match crossing.checked_sub(1) {
@@ -30,7 +30,7 @@ pub(crate) fn split(compute: &[Nanos], load: Nanos, free: Nanos) -> (usize, Nano
     }
 }
 
-/// The choice for steps of the form that [`split`] needs; `None` if they are not.
+/// The choice for steps of the form required by [`split`], otherwise `None`.
 pub(super) fn solve(steps: &[Step], lane_free: &[Nanos]) -> Option<Vec<bool>> {
     let Source::Load { lane, time, from } = steps.first()?.source else { return None };
     let free = lane_free.get(lane).copied().unwrap_or(0);
@@ -49,8 +49,7 @@ pub(super) fn solve(steps: &[Step], lane_free: &[Nanos]) -> Option<Vec<bool>> {
     Some((0..steps.len()).map(|i| i >= k).collect())
 }
 
-/// The first of `0..len` for which `before` is false; `before` must be monotone, and false for the
-/// last.
+/// The first of `0..len` with `before` false. `before` must be monotone, and false for the last.
 fn partition(len: usize, before: impl Fn(usize) -> bool) -> usize {
     let (mut lo, mut hi) = (0, len - 1);
     while lo < hi {

@@ -1,14 +1,16 @@
 //! Two-stage pipeline over layers: layer `i + 1` is loaded while layer `i` is computed.
 //!
-//! Invariant: a layer is computed when it is resident and the layer before is done. Cost: one pass.
+//! Invariant: a layer is computed when it is resident and the previous layer is done. Cost: a pass.
 
 use crate::time::Nanos;
 
-/// Time at which the last layer is computed. `layers` has, in order, the time at which each is resident
-/// and the time to compute it; the result is 0 without layers and saturates.
+/// Completion time of the last layer.
 ///
-/// If one lane loads layer after layer from time 0 on, this is
-/// `max_j (load_0 + .. + load_j + compute_j + .. + compute_last)`.
+/// `layers` has, in order, the ready time of each layer and the time to compute it. The result is 0
+/// without layers, and saturates.
+///
+/// If a single lane loads layer after layer from time 0 on, this is `max_j (load_0 + .. + load_j +
+/// compute_j + .. + compute_last)`.
 #[must_use]
 pub fn finish(layers: impl IntoIterator<Item = (Nanos, Nanos)>) -> Nanos {
     layers.into_iter().fold(0, |done, (there, compute)| done.max(there).saturating_add(compute))
@@ -19,7 +21,7 @@ mod tests {
     use super::finish;
     use crate::plan::twin::Random;
 
-    /// Loads one after the other, with the time to compute each layer.
+    /// Consecutive loads, with the time to compute each layer.
     fn one_lane(load: &[u64], compute: &[u64]) -> u64 {
         let mut loaded: u64 = 0;
         let there = load.iter().map(|load| {
@@ -29,7 +31,7 @@ mod tests {
         finish(there.zip(compute.iter().copied()).collect::<Vec<_>>())
     }
 
-    /// The formula as it is written.
+    /// The documented formula.
     fn formula(load: &[u64], compute: &[u64]) -> u64 {
         let at = |j: usize| load[..=j].iter().sum::<u64>() + compute[j..].iter().sum::<u64>();
         (0..load.len()).map(at).max().unwrap_or(0)

@@ -1,13 +1,13 @@
 //! Solver for several lanes: branch and bound over few choices, else the bisection of `deadline`.
 //!
 //! Invariant: never later than the bisection. Exact up to [`FEW`] choices, and wherever the
-//! bisection is. Cost: the search visits each step at most 2^12 times, cut by the bisection's
-//! finish.
+//! bisection is exact. Cost: the search visits each step at most 2^12 times, pruned by the
+//! bisection's finish.
 
 use super::{Source, Step, deadline, frees};
 use crate::time::Nanos;
 
-/// Most choices that are searched.
+/// Maximum number of choices to search.
 const FEW: usize = 12;
 
 struct Best {
@@ -27,7 +27,8 @@ pub(super) fn solve(steps: &[Step], lane_free: &[Nanos]) -> (Vec<bool>, bool) {
     (best.load, choices <= FEW)
 }
 
-/// Branches at each choice from step `i` on and keeps a choice that is ready sooner than `best`.
+/// Branches at each choice from step `i` on and keeps every choice with an earlier finish than
+/// `best`.
 fn search(
     steps: &[Step],
     i: usize,

@@ -1,11 +1,11 @@
 //! Reference solvers by brute force, and random paths for both.
 //!
-//! Invariant: the same seed gives the same paths. Cost: exponential, as brute force is.
+//! Invariant: the same seed gives the same paths. Cost: exponential.
 
 use super::{Source, Step, evaluate};
 use crate::time::Nanos;
 
-/// A small generator (xorshift), so that a failing case stays the same on every machine.
+/// A small generator (xorshift), for reproducible failures on every machine.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -21,8 +21,8 @@ impl Random {
         (self.0 >> 11) % end
     }
 
-    /// Up to `most` blocks on up to `lanes` lanes: here, missing or to be loaded, with small times,
-    /// so that ties are frequent.
+    /// Up to `most` blocks on up to `lanes` lanes: resident, missing or loadable. Times are small
+    /// for frequent ties.
     pub(super) fn steps(&mut self, most: u64, lanes: u64) -> Vec<Step> {
         let holes = self.below(5);
         (0..self.below(most + 1))

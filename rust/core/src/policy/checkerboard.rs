@@ -1,11 +1,11 @@
-//! `checkerboard`: by age class `floor(log2 idle)` of the session, then layer by layer from the one
-//! that may leave first, within a layer from the leading block on, then by id.
+//! `checkerboard`: by age class `floor(log2 idle)` of the session, then by layer in the order of
+//! eviction, then by position from the leading block on, then by id.
 //!
-//! A block's session is the one that used it last, and was last used when anything of it was.
-//! Invariant: a class is one (layer, block) pair, and classes ascend in the order of leaving. An
-//! age class doubles in width with age, so entries of one class do change places: the head is the
-//! smallest id of the oldest age class. Cost: a head takes time linear in the number of entries
-//! that share that age class.
+//! A block's session is its last user, and the session's last use is the last use of any of its
+//! blocks. Invariant: a class is a (layer, block) pair, and classes ascend in the order of leaving.
+//! Age classes double in width with age, so entries of a class do change places: the head is the
+//! smallest id of the oldest age class. Cost: a head takes time linear in the number of entries of
+//! the oldest age class.
 
 use std::cmp::Ordering;
 
@@ -14,12 +14,12 @@ use crate::block::Departure;
 use crate::cost::{CostModel, layer_weight};
 use crate::time::Nanos;
 
-/// Whole layers of the oldest session, one after the other.
+/// Evicts whole layers of the oldest session, in order.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Checkerboard;
 
 impl Policy for Checkerboard {
-    /// Cost of losing the layer, for `explain`; the order follows the class instead.
+    /// Cost of losing the layer, for `explain` only. The order follows the class.
     fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms {
         let base = facts.price_or(cost.worth(facts.context));
         let layer_weight = facts
@@ -64,7 +64,7 @@ impl Policy for Checkerboard {
     }
 }
 
-/// One more than `floor(log2 idle)`; zero at zero idle time.
+/// `floor(log2 idle) + 1`, or 0 at zero idle time.
 fn age_class(access: Nanos, now: Nanos) -> u32 {
     Nanos::BITS - now.saturating_sub(access).leading_zeros()
 }
@@ -125,7 +125,7 @@ mod tests {
     fn within_an_age_class_the_smaller_id_goes_although_used_later() {
         let entry = |place, id| Entry { class: 3, place, tie: 0, id };
         let entries = vec![entry(0, 9), entry(30, 4), entry(40, 1)];
-        // Idle 100, 70 and 60: the last one is an age class younger.
+        // Idle 100, 70 and 60: 60 is in a younger age class.
         assert_eq!(order(&Checkerboard, entries.clone(), 100), [4, 9, 1]);
         let keys: Vec<Key> = entries.iter().map(Entry::key).collect();
         let head = |now| Checkerboard.head(&mut keys.iter().copied(), now).map(|key| key.id);

@@ -1,64 +1,65 @@
-//! Inputs of a policy about one block, and the entry of a block among those that may leave.
+//! Policy inputs of a block, and the block's entry in the eviction index.
 //!
-//! Invariant: [`Entry`]s order by class, then by their place in it. Cost: plain integers.
+//! Invariant: [`Entry`]s order by class, then by place in the class. Cost: plain integers.
 
 use crate::block::{BlockId, Departure, Layers};
 use crate::time::Nanos;
 
-/// Facts about a block on its tier, from which a policy computes class and place.
+/// Facts about a block on its tier, the input for its class and place.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Facts {
-    /// The block; [`BlockId::MAX`] if none is meant.
+    /// The block, or [`BlockId::MAX`] for none.
     pub id: BlockId,
     /// Tokens before the block.
     pub context: u64,
     /// The block's index in its sequence, from 0.
     pub block: u32,
-    /// Blocks of its session; of several the shortest one's, in which its position weighs most.
+    /// Blocks of its session. With several sessions, of the shortest, where the position weighs
+    /// most.
     pub session_blocks: u32,
-    /// Number of uses, the first one included.
+    /// Number of uses, including the first.
     pub uses: u32,
-    /// Time of its last use, or its session's, if the policy needs that.
+    /// Time of its last use, or of its session's last use if the policy needs it.
     pub access: Nanos,
-    /// Number of the request by which it became resident on this tier, if the policy needs that.
+    /// Number of the request that made it resident on this tier, if the policy needs it.
     pub arrival: u64,
     /// The layers resident on this tier.
     pub layers: Layers,
     /// The model's number of layers.
     pub model_layers: u16,
-    /// Layer that would leave, on a tier with layer slots; `None`: the whole block.
+    /// Layer to leave, on a tier with layer slots. `None` for the whole block.
     pub layer: Option<u16>,
     /// Whether it would be demoted or dropped.
     pub departure: Departure,
-    /// Price per token that the user set, if any.
+    /// User-defined price per token, if any.
     pub price: Option<f64>,
-    /// Time to load it, if the policy needs that.
+    /// Time to load it, if the policy needs it.
     pub reload: Reload,
-    /// Its last use, if the policy needs that.
+    /// Its last use, if the policy needs it.
     pub last_use: LastUse,
 }
 
-/// Last use of a block by a request, as policies that learn see it.
+/// Last use of a block by a request, for learning policies.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LastUse {
     /// Number of the request, modulo 2^32.
     pub request: u32,
-    /// Mean cost of a token of the unshared suffix that the block ended then.
+    /// Mean cost per token of the unshared suffix ending with the block at this use.
     pub weight: f32,
-    /// Class of the life that began with it.
+    /// Class of the life starting with this use.
     pub class: u8,
-    /// The turn that stored the block.
+    /// Turn of the request that stored the block.
     pub turn: u8,
 }
 
-/// Times to load a block, from its tier and from the tier that it would go to.
+/// Times to load a block, from its tier and from the tier below.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reload {
     /// Tokens of a block.
     pub tokens: u64,
-    /// From its tier; 0 on the first one, where nothing is loaded.
+    /// From its tier. 0 on the first tier, which needs no load.
     pub here: Nanos,
-    /// From the tier below, if it would be written there.
+    /// From the tier below, if eviction writes it there.
     pub below: Option<Nanos>,
 }
 
@@ -69,23 +70,23 @@ impl Facts {
     }
 }
 
-/// Entry of a block that may leave a tier; its policy computes `class` and `place`.
+/// Entry of an evictable block. The tier's policy computes `class` and `place`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Entry {
-    /// Entries of one class keep their order for ever.
+    /// Entries of a class keep their order for ever.
     pub class: u64,
-    /// Time of its last use, or a position in an order of the policy's own.
+    /// Time of its last use, or a policy-defined position.
     pub place: u64,
-    /// Decides between equal places: the smaller one leaves first.
+    /// Decides between equal places. The smaller value leaves first.
     pub tie: u32,
     /// The block.
     pub id: BlockId,
 }
 
-/// An entry's place within its class; ascending order = leaves first.
+/// An entry's place within its class, ascending in the order of leaving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
-    /// Time of its last use, or a position in an order of the policy's own.
+    /// Time of its last use, or a policy-defined position.
     pub place: u64,
     /// Decides between equal places.
     pub tie: u32,

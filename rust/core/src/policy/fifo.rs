@@ -1,7 +1,7 @@
-//! `fifo`: first in, first out, of the tier.
+//! `fifo`: first in, first out, per tier.
 //!
-//! Invariant: a block's place is the request by which it became resident; hits do not change it. Cost:
-//! constant; the index keeps 8 bytes per block.
+//! Invariant: a block's place is the number of the request that made it resident. Hits do not
+//! change it. Cost: constant. The index keeps 8 bytes per block.
 
 use super::{Facts, Needs, Order, Policy, Terms};
 use crate::cost::CostModel;
@@ -32,7 +32,7 @@ impl Policy for Fifo {
         Needs::ARRIVAL
     }
 
-    /// Number of the request by which it became resident.
+    /// Number of the request that made the block resident.
     #[expect(clippy::cast_precision_loss, reason = "an explanation needs no more than 53 bits")]
     fn value(&self, facts: &Facts, _cost: f64, _idle: Nanos) -> f64 {
         facts.arrival as f64

@@ -1,11 +1,11 @@
-//! `flat`: `(alpha * context + beta) / idle`, the source document's formula before its improvement.
+//! `flat`: `(alpha * context + beta) / idle`, the source document's first formula.
 //!
 //! Invariant: neither layers nor position nor uses change the cost. Cost: constant.
 
 use super::{Facts, Needs, Policy, Terms};
 use crate::cost::CostModel;
 
-/// Context alone, for comparison.
+/// Cost by context only, for comparison.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flat;
 
@@ -60,7 +60,8 @@ mod tests {
 
     #[test]
     fn leading_and_trailing_blocks_of_one_context_cost_the_same() -> Result<()> {
-        // Equal context, as with blocks of different sizes: first of four against last of four.
+        // Equal context, as with blocks of different sizes: the first of four compared with the
+        // last of four.
         let (flat, weighted) = classes(&facts(96, 0, 4), &facts(96, 3, 4))?;
         assert_eq!(flat.0, flat.1);
         assert!(weighted.0 < weighted.1);
@@ -69,7 +70,7 @@ mod tests {
 
     #[test]
     fn layers_hidden_by_the_pipeline_count_in_full() -> Result<()> {
-        // One block has only its back half left here, which loads while the front half is computed.
+        // The back half of a block here loads while its front half is computed.
         let front = Facts { layers: Layers::new(0, 20), ..facts(32, 1, 4) };
         let back = Facts { layers: Layers::new(20, 40), ..facts(32, 1, 4) };
         let (flat, weighted) = classes(&front, &back)?;

@@ -1,11 +1,12 @@
-//! `learned`: expected reuse per request times cost, small enough to be the default.
+//! `learned`: expected reuse per request times cost, compact enough to be the default.
 //!
-//! Classes are by turn and hits: how often lives, from one use of a block to the next,
-//! ended at each age says how soon a block of a class comes back. [`Lives`] counts a
-//! sample of the blocks, for each tier, and a [`Reuse`] passes on what they taught. The
-//! policy has no state per block: class, request and weight of a block's last use are its entry.
-//! Invariant: a class's candidates are its oldest and its youngest entry, so a victim is the least of
-//! these, not of all in between. Cost: O(classes) per victim that is no neighbour of the one before.
+//! Classes are by turn and hits. A life is the time from a use of a block to the next. The number
+//! of lives that ended at each age predicts the next use of a block of the class. [`Lives`] counts
+//! a sample of the blocks on each tier, and a [`Reuse`] carries the resulting estimates. The policy
+//! has no state per block: the entry holds class, request and weight of a block's last use.
+//! Invariant: the candidates of a class are its oldest and youngest entry, so a victim is the
+//! minimum over these, not over the entries in between. Cost: O(classes) per victim, or O(1) if it
+//! is the neighbour of the previous victim.
 
 pub(crate) mod lives;
 mod rates;
@@ -18,39 +19,40 @@ use crate::cost::CostModel;
 use crate::time::Nanos;
 use rates::{BUCKETS, Counts, Estimates, Rates, bucket, start};
 
-/// Largest number of turns, and of hits, that is distinguished.
+/// Maximum distinguished number of turns, and of hits.
 const MOST: u8 = 7;
 
-/// One for each (turn, hits), of last blocks of prompts and of the others.
+/// A class for each (turn, hits), separately for last blocks of prompts and all earlier blocks.
 const CLASSES: usize = 128;
 
 /// The first class of last blocks.
 const LAST: u8 = 64;
 
-/// Classes with turns up to 3 and hits up to 4 are a group, and last blocks of one turn are one.
+/// A group for each (turn up to 3, hits up to 4), and for the last blocks of each turn.
 const GROUPS: usize = 28;
 
-/// Uses have the numbers of requests modulo this.
+/// Uses store request numbers modulo this.
 const WRAP: u64 = 1 << 32;
 
-/// Class of blocks whose next use is announced: no use has a turn of 0. Their request is that one.
+/// Class of blocks with an announced next use. No use has turn 0. The entry's request is the
+/// announced request.
 pub(crate) const EXPECTED: u8 = 7;
 
-/// Numbers of announced requests are this far from those of requests that were, so that none of
-/// them is taken for the request that is served.
+/// Offset between numbers of announced and past requests. It keeps them distinct from the current
+/// request.
 const APART: u64 = 1 << 31;
 
-/// The number of an announced request, as a last use has it.
+/// Number of an announced request, as stored in a last use.
 pub(crate) fn expected_use(request: u64) -> u32 {
     u32::try_from((request + APART) % WRAP).expect("below 2^32")
 }
 
-/// Requests from the `now`th one until an announced one; below 0 if that is overdue.
+/// Number of requests from the `now`th until an announced request. Negative if overdue.
 fn ahead(expected: u32, now: u64) -> i32 {
     expected.wrapping_sub(expected_use(now)).cast_signed()
 }
 
-/// Whether an announced request comes before another one and is not overdue.
+/// Whether the announced request `one` comes before `other` and is not overdue.
 pub(crate) fn is_sooner(one: u32, other: u32, now: u64) -> bool {
     (0..ahead(other, now)).contains(&ahead(one, now))
 }
@@ -58,8 +60,8 @@ pub(crate) fn is_sooner(one: u32, other: u32, now: u64) -> bool {
 /// Weight of the wider class's estimate, in sampled lives.
 const PRIOR: f64 = 16.0;
 
-/// The class of a use in a request's turn `turn`, after `hits` earlier uses of the block; `last` if
-/// the block is the prompt's last one.
+/// Class of a use in turn `turn` after `hits` earlier uses of the block. `last`: the block is the
+/// last of the prompt.
 pub(crate) fn class_of(turn: u8, hits: u32, last: bool) -> u8 {
     let (turn, hits) = (turn.min(MOST), u8::try_from(hits).unwrap_or(MOST).min(MOST));
     8 * turn + hits + if last { LAST } else { 0 }
@@ -72,23 +74,23 @@ fn group_of(class: usize) -> usize {
     }
 }
 
-/// Turn and uses of a block that leaves the trie in the six bits of a ghost.
+/// Packs turn and uses of a removed block into the six bits of a ghost.
 pub(crate) fn pack(turn: u8, uses: u32) -> u32 {
-    // A turn is at least one, so these are never 0.
+    // A turn is at least 1, so the result is never 0.
     u32::from(turn.clamp(1, MOST)) << 3 | uses.saturating_sub(1).min(u32::from(MOST))
 }
 
-/// Turn and uses of such a ghost; none for 0.
+/// Unpacks turn and uses from a ghost. `None` for 0.
 pub(crate) fn unpack(ghost: u32) -> Option<(u8, u32)> {
     let turn = u8::try_from(ghost >> 3 & 7).expect("three bits");
     (ghost > 0).then_some((turn, (ghost & 7) + 1))
 }
 
-/// Estimates of how soon the blocks of each class are used again.
+/// Estimates of the next use of blocks, per class.
 #[derive(Clone, Debug)]
 pub struct Reuse {
     estimates: Estimates,
-    /// Best rate of reuse per request by age, of each class that was asked for.
+    /// Best rate of reuse per request by age, computed per class on demand.
     index: Vec<OnceLock<Rates>>,
 }
 
@@ -101,7 +103,7 @@ impl Reuse {
 
     /// Best rate of reuse per request of a class, by age.
     fn rates(&self, class: usize) -> &Rates {
-        // Few classes have a block that may leave: the others are not worked out.
+        // Few classes have evictable blocks, so rates are computed lazily.
         self.index[class].get_or_init(|| self.estimates.rates(class, group_of(class)))
     }
 }
@@ -121,17 +123,17 @@ impl Default for Learned {
 }
 
 impl Learned {
-    /// Number of the next request as uses have it.
+    /// Number of the next request, modulo [`WRAP`].
     fn now(&self) -> u64 {
         (self.request + 1) % WRAP
     }
 
-    /// Requests since an entry's last use, as the next request will count them.
+    /// Requests since an entry's last use, as of the next request.
     fn age(&self, place: u64) -> u16 {
         u16::try_from(self.now().saturating_sub(place >> 32)).unwrap_or(u16::MAX)
     }
 
-    /// Requests until an announced use of an entry, or since it was due; at least 1.
+    /// Requests until an announced use of an entry, or since it was due. At least 1.
     fn wait(&self, place: u64) -> u32 {
         let expected = u32::try_from(place >> 32).expect("the upper half");
         ahead(expected, self.request).unsigned_abs().max(1)
@@ -152,14 +154,15 @@ impl Learned {
     }
 }
 
-/// The request of the last use above the weight: of one use the lighter block comes first.
+/// Packs the request of the last use above the weight. Of blocks with the same last use the lighter
+/// comes first.
 fn place(request: u32, weight: f64) -> u64 {
     #[expect(clippy::cast_possible_truncation, reason = "seven digits are enough")]
     let weight = weight as f32;
     u64::from(request) << 32 | u64::from(weight.to_bits())
 }
 
-/// The weight of a place; infinite where the bits are no number.
+/// The weight of a place. Infinite if the bits are not a number.
 fn weight(place: u64) -> f64 {
     let bits = u32::try_from(place & u64::from(u32::MAX)).expect("masked");
     let weight = f32::from_bits(bits);
@@ -189,7 +192,7 @@ impl Policy for Learned {
     }
 
     fn follows(&self, before: &Entry, chosen: &Entry) -> bool {
-        // Of one class and one request the lighter one is worth less at any time.
+        // Within a class and request, the lighter block is always worth less.
         before.class == chosen.class
             && before.place >> 32 == chosen.place >> 32
             && before.place <= chosen.place
@@ -207,7 +210,7 @@ impl Policy for Learned {
         let bucket = bucket(age);
         let older =
             if bucket + 1 < BUCKETS { start(bucket + 1) - u64::from(age) } else { u64::MAX };
-        // When numbers of requests begin again at 0, all ages do.
+        // All ages restart when request numbers wrap to 0.
         (self.rate(entry), older.min(WRAP - self.now()))
     }
 
@@ -233,8 +236,8 @@ impl Policy for Learned {
         let (class, age) = (facts.last_use.class, self.age(entry.place));
         if class == EXPECTED {
             return Some(format!(
-                "its session's next request is announced {} requests from now, or was due as long \
-                 ago: times {:.3} for the cost of what it ends",
+                "its session's next request is announced {} requests from now, or is overdue by as \
+                 many: worth 1 / requests, times a cost of {:.3}",
                 self.wait(entry.place),
                 weight(entry.place),
             ));
@@ -250,9 +253,9 @@ impl Policy for Learned {
         let (b, class) = (bucket(age), usize::from(class).min(CLASSES - 1));
         let (counts, index) = (self.reuse.estimates.counts(class), self.reuse.rates(class)[b]);
         Some(format!(
-            "{kind}; {age} requests ago. Of {:.1} sampled lives of this class that reached an age \
-             of {} requests, {:.1} ended below {}: worth {index:.6} uses per request, times {:.3} \
-             for the cost of what it ends",
+            "{kind}; {age} requests ago. Of {:.1} sampled lives of this class at an age of {} \
+             requests, {:.1} ended below {}: worth {index:.6} uses per request, times a cost of \
+             {:.3}",
             counts.reached[b],
             start(b),
             counts.ended[b],
@@ -292,7 +295,7 @@ mod tests {
 
     #[test]
     fn of_announced_requests_the_next_one_is_sooner_unless_it_is_overdue() {
-        // Numbers begin again at 0 after 2^32.
+        // Numbers wrap to 0 after 2^32.
         for now in [9, (1 << 31) - 5, (1 << 32) - 5, 1 << 40] {
             let [before, soon, later] = [now - 1, now + 1, now + 11].map(expected_use);
             assert!(is_sooner(soon, later, now) && !is_sooner(later, soon, now));

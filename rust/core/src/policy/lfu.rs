@@ -1,6 +1,6 @@
-//! `lfu`: the least frequently used leaves first, of these the least recently used.
+//! `lfu`: the least frequently used block leaves first, then the least recently used.
 //!
-//! Invariant: a class is a number of uses; it restarts when the last copy is evicted. Cost:
+//! Invariant: a class is a number of uses. The number restarts when the last copy is evicted. Cost:
 //! constant.
 
 use super::{Facts, Order, Policy, Terms};

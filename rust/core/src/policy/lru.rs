@@ -1,6 +1,6 @@
-//! `lru`: the least recently used leaves first; the baseline.
+//! `lru`: the least recently used block leaves first. The baseline.
 //!
-//! Invariant: one class, so the order is that of the last use. Cost: constant.
+//! Invariant: there is a single class, ordered by last use. Cost: constant.
 
 use super::{Facts, Order, Policy, Terms};
 use crate::cost::CostModel;

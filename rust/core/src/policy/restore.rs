@@ -1,18 +1,18 @@
 //! `restore`: `(restore plan without the block - restore plan with it) / idle`, in time.
 //!
-//! The request is that of the shortest session through the block, or one that ends with it. The
-//! plan is the planner's: the device computes what comes first while lanes load what comes last.
-//! Assumptions: the blocks before it are on its tier or above, as leaf-only structures have it;
-//! those after it are on the tier that it would move to; every lane is idle, and each tier has its
-//! own. Then the plan is two stretches of equal loads, one per tier, and each is computed up to
-//! some block and loaded from there on, so that losing a block makes one stretch shorter and the
-//! next one longer. On a single tier, or where blocks are dropped from the first one, the
-//! difference is the block's computation.
+//! The request is the next of the shortest session through the block, or ends with the block. The
+//! plan is the planner's: the device computes the first blocks while lanes load the last.
+//! Assumptions: the blocks before it are on its tier or above, as in leaf-only structures. The
+//! blocks after it are on the tier below. Every lane is idle, and each tier has its own. The plan
+//! then consists of two stretches of equal loads, one per tier. Each stretch is computed up to some
+//! block and loaded from there on, so losing a block shortens a stretch and lengthens the next. On
+//! a single tier, or if blocks are dropped from the first tier, the difference is the computation
+//! of the block.
 //!
-//! Invariant: under these assumptions the cost is the difference of two best plans, exact where a
-//! span's time is the sum of its blocks' (an affine curve, without a user's price). Cost: no
-//! plan is solved again; four binary searches over the session's blocks, O(log session) per refresh,
-//! and the length of sessions is tracked, O(path) per extension.
+//! Invariant: under these assumptions the cost is the difference of two best plans. It is exact if
+//! the time of a span is the sum over its blocks (an affine curve, without a user's price). Cost:
+//! no plan is solved again. Four binary searches over the session's blocks, O(log session) per
+//! refresh. Tracking the length of sessions is O(path) per extension.
 
 use super::{Facts, Needs, Policy, Terms};
 use crate::cost::{CostModel, layer_weight};
@@ -22,14 +22,14 @@ use crate::time::Nanos;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Restore;
 
-/// The path of a request around one block.
+/// The path of a request around a block.
 struct RestorePath<'a> {
     facts: &'a Facts,
     cost: &'a CostModel,
 }
 
 impl RestorePath<'_> {
-    /// How much later the request is ready if block `at` has gone one tier down.
+    /// Delay of the request if block `at` moves to the tier below.
     fn loss(&self) -> Nanos {
         let (at, end) = (u64::from(self.facts.block), u64::from(self.facts.session_blocks));
         let ready = |resident: u64| {
@@ -42,14 +42,14 @@ impl RestorePath<'_> {
         ready(at).saturating_sub(ready(at + 1))
     }
 
-    /// When the blocks `from..to` are ready if those before are `after` that time: `k` of them are
-    /// computed and the others loaded, `min_k max(after + R(k), (to - from - k) * load)`.
+    /// Ready time of the blocks `from..to` if the blocks before are ready at `after`. The first `k`
+    /// are computed and the rest is loaded: `min_k max(after + R(k), (to - from - k) * load)`.
     fn stretch(&self, after: Nanos, from: u64, to: u64, load: Option<Nanos>) -> Nanos {
         let computed = |k: u64| after.saturating_add(self.compute(from, from + k));
         let blocks = to - from;
         let Some(load) = load else { return computed(blocks) };
         let loaded = |k: u64| load.saturating_mul(blocks - k);
-        // The computed part grows with k and the loaded one falls: the best is next to the
+        // The computed part grows with k and the loaded part falls: the best is next to the
         // crossing.
         let (mut lo, mut hi) = (0, blocks);
         while lo < hi {
@@ -63,7 +63,7 @@ impl RestorePath<'_> {
         computed(lo).min(if lo > 0 { loaded(lo - 1) } else { Nanos::MAX })
     }
 
-    /// The time to compute blocks one after the other.
+    /// Time to compute consecutive blocks.
     fn compute(&self, from: u64, to: u64) -> Nanos {
         let Facts { context, block, price, ref reload, .. } = *self.facts;
         let at = u64::from(block);
@@ -72,7 +72,7 @@ impl RestorePath<'_> {
             self.cost.compute_ns(first + from * reload.tokens, (to - from) * reload.tokens)
         };
         match price {
-            // The curve has no price: the block is computed between two spans.
+            // The curve does not include the price, so the block is computed between two spans.
             Some(price) if (from..to).contains(&at) => {
                 let own = self.cost.priced_ns(price, reload.tokens);
                 span(from, at).saturating_add(own).saturating_add(span(at + 1, to))
@@ -96,7 +96,7 @@ impl Policy for Restore {
         }
     }
 
-    /// Its cost is the time of a plan, which no objective replaces.
+    /// Its cost is the time of a plan. Objectives do not apply.
     fn needs(&self) -> Needs {
         Needs::SESSION_BLOCKS.and(Needs::RELOAD)
     }
@@ -117,8 +117,8 @@ mod tests {
     use crate::policy::{Facts, Policy, Reload};
     use crate::time::Nanos;
 
-    /// The plan of a whole path of which the first `resident` blocks are on the tier, block by block;
-    /// by the planner, and by trying every choice.
+    /// The plan of a whole path with the first `resident` blocks on the tier, block by block, by
+    /// the planner and by trying every choice.
     fn planned(facts: &Facts, cost: &CostModel, resident: u32) -> Nanos {
         let Reload { tokens, here, below } = facts.reload;
         let steps: Vec<Step> = (0..facts.session_blocks)
@@ -182,13 +182,13 @@ mod tests {
     #[test]
     fn a_block_costs_what_does_not_hide_behind_the_others() -> Result<()> {
         let reload = |here, below| Reload { tokens: 32, here, below };
-        // On one tier, its computation; where it can be loaded again, that or the computation.
+        // On a single tier: its computation. If reloadable: the load or the computation.
         assert_eq!([loss(reload(0, None), 3, 9)?, loss(reload(0, None), 3, 4)?], [32, 32]);
         assert_eq!([loss(reload(0, Some(8)), 3, 4)?, loss(reload(0, Some(90)), 3, 4)?], [8, 32]);
-        // Four blocks load while one is computed: with four blocks after it the fifth load is
+        // Four blocks load while a block is computed: with four blocks after it the fifth load is
         // hidden.
         assert_eq!([loss(reload(0, Some(8)), 4, 8)?, loss(reload(0, Some(8)), 3, 8)?], [8, 0]);
-        // On a lower tier, its computation without the load that it spares.
+        // On a lower tier: its computation minus the saved load.
         assert_eq!(loss(reload(8, None), 3, 4)?, 24);
         Ok(())
     }

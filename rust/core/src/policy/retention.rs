@@ -1,8 +1,7 @@
 //! `retention`: `uses * base_cost / idle`.
 //!
-//! Invariant: within one path the cost grows with depth at equal uses. Uses count up to
-//! [`MOST_USES`]; without reuse they do not count, which is Pensieve's plain formula. Cost:
-//! constant.
+//! Invariant: along a path the cost grows with depth at equal uses. Uses count up to [`MOST_USES`].
+//! Without reuse they do not count, as in Pensieve's plain formula. Cost: constant.
 
 use super::{Facts, MOST_USES, Needs, Policy, Terms};
 use crate::cost::{CostModel, layer_weight};
@@ -78,7 +77,7 @@ mod tests {
         Ok(())
     }
 
-    /// A hot block outlives a deeper one; without reuse it does not.
+    /// A hot block outlives a deeper block only with reuse.
     #[test]
     fn a_block_that_is_used_often_stays() -> Result<()> {
         let cost = CostModel::default_curve(1.0)?;

@@ -32,7 +32,7 @@ pub(crate) fn facts(context: u64, block: u32, session_blocks: u32) -> Facts {
     }
 }
 
-/// One layer of block `block` of a session of `session_blocks`.
+/// A layer of block `block` of a session of `session_blocks`.
 pub(super) fn layer(layer: u16, model_layers: u16, block: u32, session_blocks: u32) -> Facts {
     Facts {
         layers: Layers::new(0, model_layers),
@@ -42,15 +42,16 @@ pub(super) fn layer(layer: u16, model_layers: u16, block: u32, session_blocks: u
     }
 }
 
-/// The ids in the order in which they leave.
+/// The ids in the order of leaving.
 pub(super) fn order(policy: &dyn Policy, mut entries: Vec<Entry>, now: Nanos) -> Vec<BlockId> {
     entries.sort_by(|a, b| policy.compare(a, b, now));
     entries.iter().map(|entry| entry.id).collect()
 }
 
-/// Evicts layer by layer until nothing is left and returns (layer, id) of the victims. Each block
-/// offers one layer at a time: the last one for demotion, the first one for drops. `accesses` holds
-/// the last use of each block of each session.
+/// Evicts layer by layer until nothing is left, and returns (layer, id) of the victims.
+///
+/// Each block offers a layer at a time: the last layer for demotion, the first layer for drops.
+/// `accesses` holds the last use of each block of each session.
 pub(super) fn evict_all(
     policy: &dyn Policy,
     cost: &CostModel,
@@ -89,8 +90,10 @@ struct CachedBlock {
     facts: Facts,
 }
 
-/// A cache of whole paths under one policy. A path is a list of block ids, each always after the
-/// same ones; a block's cost is one more than its depth; a request takes ten nanoseconds.
+/// A cache of whole paths under a policy.
+///
+/// A path is a list of block ids, each always after the same ids. The cost of a block is its depth
+/// plus 1. A request takes ten nanoseconds.
 pub(super) struct TestCache {
     /// Whether only leaves may leave.
     pub(super) leaves: bool,
@@ -102,7 +105,7 @@ pub(super) struct TestCache {
     cost: CostModel,
     blocks: BTreeMap<BlockId, CachedBlock>,
     requests: u64,
-    /// The priorities of blocks that are not normal.
+    /// Priorities of blocks, if not normal.
     pub(super) priorities: BTreeMap<BlockId, Priority>,
 }
 
@@ -122,8 +125,8 @@ impl TestCache {
         }
     }
 
-    /// Serves a path: resident blocks are hit, missing ones become resident. Returns the victims, and
-    /// checks each of them.
+    /// Serves a path: resident blocks are hits, missing blocks become resident. Returns and checks
+    /// the victims.
     pub(super) fn request(&mut self, path: &[BlockId]) -> Vec<BlockId> {
         self.eviction.on_request(self.requests, None);
         self.requests += 1;
@@ -164,7 +167,8 @@ impl TestCache {
         victims
     }
 
-    /// Whether the policy considers an entry: `learned` takes the first and last of each class only.
+    /// Whether the policy considers an entry: `learned` considers only the first and last of each
+    /// class.
     fn offered(&self, entry: &Entry) -> bool {
         let rank = |entry: &Entry| (self.priority(entry.id), entry.class);
         let same = self.eviction.entries().filter(|other| rank(other) == rank(entry));
@@ -181,7 +185,7 @@ impl TestCache {
         self.blocks.values().all(|other| other.parent != Some(id))
     }
 
-    /// Links the blocks that may leave and are not in use, at their present cost.
+    /// Links all evictable blocks not in use, at their current cost.
     fn relink(&mut self, ids: Vec<BlockId>, used: &[BlockId]) {
         for id in ids {
             self.eviction.unlink(id);

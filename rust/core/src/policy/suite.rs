@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 const TRACE: [(u64, u32, u32, u32, u64); 4] =
     [(0, 0, 4, 4, 100), (10_700, 3, 4, 1, 100), (0, 0, 1, 1, 40), (32_100, 3, 16, 1, 10)];
 
-/// Registered policies that are not among `known`.
+/// Registered policies missing in `known`.
 fn missing<'a>(known: impl Iterator<Item = &'a str>) -> Vec<&'static str> {
     let known: Vec<_> = known.collect();
     NAMES.iter().copied().filter(|name| !known.contains(name)).collect()
@@ -31,7 +31,7 @@ fn each_policy_has_its_order_on_a_small_trace() -> Result<()> {
         ("weighted", true, [3, 2, 0, 1]),
         ("checkerboard", true, [2, 3, 0, 1]),
         ("restore", true, [3, 2, 0, 1]),
-        // No use is known: all weigh nothing.
+        // No use is known, so all weights are 0.
         ("learned", true, [0, 1, 2, 3]),
     ];
     assert_eq!(missing(expected.iter().map(|row| row.0)), [""; 0], "policies without a line");
@@ -129,7 +129,7 @@ fn values_are_compared_exactly() -> Result<()> {
     let policy = by_name("retention", true)?;
     let entry = |class, idle: u64, id| Entry { class, place: u64::MAX - idle, tie: 0, id };
     let compare = |a: &Entry, b: &Entry| policy.compare(a, b, u64::MAX);
-    // 2^62 / (2^63 + 1) is below 2^61 / 2^62; as floats they are equal.
+    // 2^62 / (2^63 + 1) is below 2^61 / 2^62, but equal in floating point.
     let (a, b) = (entry(1 << 62, (1 << 63) + 1, 9), entry(1 << 61, 1 << 62, 1));
     assert_eq!(compare(&a, &b), Ordering::Less);
     // Equal values: the lower class leaves first, then the smaller tie, then the smaller id.
@@ -158,7 +158,8 @@ fn each_policy_that_reads_the_length_of_sessions_needs_it() -> Result<()> {
     Ok(())
 }
 
-/// Three chats with one system prompt (1, 2), a flood of one-shot prompts, then the chats again.
+/// Three chats with a common system prompt (1, 2), a flood of one-shot prompts, then the chats
+/// again.
 const REQUESTS: &[&[u32]] = &[
     &[1, 2, 10],
     &[1, 2, 20],
@@ -215,8 +216,8 @@ fn each_policy_has_its_victims_on_a_small_trace() {
     }
 }
 
-/// The cache checks each victim: no block of lower priority could have left. Twelve blocks are retained,
-/// and always six others are there.
+/// The cache checks each victim: no block of lower priority could have left. Twelve blocks are
+/// retained, and six more are always present.
 #[test]
 fn each_policy_ranks_within_priorities() {
     for name in NAMES {
@@ -240,7 +241,7 @@ fn each_policy_ranks_within_priorities() {
     }
 }
 
-/// The cache itself checks that no victim is in use and that each is the minimum of a full sort.
+/// The cache itself checks each victim: not in use, and the minimum of a full sort.
 #[test]
 fn each_policy_serves_a_long_trace() {
     for name in NAMES {

@@ -15,7 +15,7 @@ impl Policy for Weighted {
         let Facts { layers, model_layers, departure, .. } = *facts;
         let base = facts.price_or(cost.worth(facts.context));
         let layer_weight = match facts.layer {
-            // On a tier with layer slots one layer leaves at a time.
+            // With layer slots a single layer leaves at a time.
             Some(layer) => layer_weight(layer, model_layers, departure),
             None => layers_weight(layers, model_layers, departure),
         };
@@ -112,7 +112,7 @@ mod tests {
         Ok(())
     }
 
-    /// The product does not clear a layer before the next one: that is what `checkerboard` is for.
+    /// The product does not clear a layer before the next, unlike `checkerboard`.
     #[test]
     fn the_product_mixes_layers() -> Result<()> {
         let cost = CostModel::seed(1.0)?;

@@ -1,4 +1,5 @@
-//! Arena: one budget of pages that the groups of a tier cut into slots of their own size.
+//! Arena: a common pool of pages. Each group of a tier divides its pages into slots of its own
+//! size.
 //!
 //! ```text
 //!   page 0: group 0 | s s s s s    page 1: group 1 | S    page 2: free    ...
@@ -6,51 +7,50 @@
 //!   page · page bytes + place · slot bytes
 //! ```
 //!
-//! A slot may be given back while moves still read it. Whichever slot its page is cut into next, a new
-//! holder waits for those moves.
-//! Invariant: a page is free, or one group's and has a live slot; so a page returns with its last
-//! slot. Cost: O(1) per slot, O(draining pages) per move that ends; a byte per page, 4 per free one, and
-//! about 60 per page with a live and a free slot.
+//! A slot may be freed while moves still read it. The next holder of a slot in the page waits for
+//! these moves. Invariant: a page is free, or belongs to a group and has a live slot, so freeing
+//! the last slot frees the page. Cost: O(1) per slot. O(draining pages) per ended move. A byte per
+//! page, 4 per free page, and about 60 per page with both live and free slots.
 
 use rustc_hash::FxHashMap;
 
 use crate::arrival::MoveIds;
 use crate::block::{MoveId, Slot};
 
-/// Group of a page that is free.
+/// Group of a free page.
 const FREE: u8 = u8::MAX;
 
 /// A group's share of an arena.
 #[derive(Clone, Debug, Default)]
 struct Share {
-    /// Slots that a page is cut into.
+    /// Slots per page.
     per_page: u16,
-    /// Pages with a live and a free slot, with the places of their free slots; the last is taken
+    /// Pages with both live and free slots, with the places of their free slots. The last is taken
     /// first.
     open: Vec<(u32, Vec<u16>)>,
-    /// Where such a page is in `open`.
+    /// Index of each page in `open`.
     at: FxHashMap<u32, u32>,
     /// Free slots in those pages.
     free: u64,
     live: u64,
 }
 
-/// Pages of one tier.
+/// Pages of a tier.
 #[derive(Clone, Debug)]
 pub(crate) struct Arena {
-    /// Group of each page that was ever used, or [`FREE`].
+    /// Group of each page ever used, or [`FREE`].
     pages: Vec<u8>,
     /// Number of pages.
     room: u32,
-    /// Pages that were used and are free.
+    /// Free pages used before.
     free: Vec<u32>,
     shares: Vec<Share>,
-    /// Pages with a slot that moves still read, with those moves.
+    /// Pages with freed slots still being read, with the reading moves.
     draining: FxHashMap<u32, MoveIds>,
 }
 
 impl Arena {
-    /// `pages` free pages; a group cuts one into `per_page` slots.
+    /// Creates `pages` free pages. Each group divides its pages into `per_page` slots.
     #[must_use]
     pub(crate) fn new(pages: u32, per_page: &[u16]) -> Self {
         let shares = per_page.iter().map(|&per_page| Share { per_page, ..Share::default() });
@@ -75,7 +75,7 @@ impl Arena {
         self.shares.len()
     }
 
-    /// Slots that a group cuts a page into.
+    /// Slots per page of a group.
     #[must_use]
     pub(crate) fn per_page(&self, group: usize) -> u16 {
         self.shares[group].per_page
@@ -87,7 +87,7 @@ impl Arena {
         u64::from(self.room) - self.pages.len() as u64 + self.free.len() as u64
     }
 
-    /// Free slots of a group in pages that it has.
+    /// Free slots in the pages of a group.
     #[must_use]
     pub(crate) fn free(&self, group: usize) -> u64 {
         self.shares[group].free
@@ -99,40 +99,40 @@ impl Arena {
         self.shares[group].live
     }
 
-    /// Slots of a group that can be taken.
+    /// Number of slots available to a group.
     #[must_use]
     pub(crate) fn takeable(&self, group: usize) -> u64 {
         let Share { per_page, free, .. } = self.shares[group];
         free + self.free_pages() * u64::from(per_page)
     }
 
-    /// Pages that `slots` more slots of a group would take.
+    /// Number of new pages needed for `slots` more slots of a group.
     #[must_use]
     pub(crate) fn pages_for(&self, group: usize, slots: u64) -> u64 {
         let Share { per_page, free, .. } = self.shares[group];
         slots.saturating_sub(free).div_ceil(u64::from(per_page))
     }
 
-    /// Pages that this number of slots of a group takes, without those that it has.
+    /// Number of pages for this number of slots of a group, ignoring its existing pages.
     #[must_use]
     pub(crate) fn whole_pages(&self, group: usize, slots: u64) -> u64 {
         slots.div_ceil(u64::from(self.shares[group].per_page))
     }
 
-    /// Pages that are missing for this number of slots of each group.
+    /// Number of missing pages for this number of slots of each group.
     #[must_use]
     pub(crate) fn lacking(&self, slots: &[u64]) -> u64 {
         let pages = slots.iter().enumerate().map(|(group, &slots)| self.pages_for(group, slots));
         pages.sum::<u64>().saturating_sub(self.free_pages())
     }
 
-    /// Whether this number of slots of each group can be taken.
+    /// Whether this number of slots of each group is available.
     #[must_use]
     pub(crate) fn fits(&self, slots: &[u64]) -> bool {
         self.lacking(slots) == 0
     }
 
-    /// Takes a slot of a group, in a page that it has if one has room.
+    /// Allocates a slot of a group, preferably in an open page of the group.
     pub(crate) fn take(&mut self, group: usize) -> Option<Slot> {
         if self.shares[group].open.is_empty() {
             let page = self.free.pop().or_else(|| self.unused_page())?;
@@ -148,8 +148,8 @@ impl Arena {
         Some(page * u32::from(share.per_page) + u32::from(place))
     }
 
-    /// Takes this slot of a group, if it is free in a page of the group or in a free page. Cost: O(free
-    /// pages).
+    /// Allocates a specific slot of a group, if it is free in a page of the group or in a free
+    /// page. Cost: O(free pages).
     pub(crate) fn claim(&mut self, group: usize, slot: Slot) -> bool {
         let (page, place) = self.place(group, slot);
         if page >= self.room {
@@ -166,7 +166,7 @@ impl Arena {
             return true;
         }
         let share = &mut self.shares[group];
-        // Pages of other groups are not in its list.
+        // Pages of different groups are not in its list.
         let Some(&at) = share.at.get(&page) else { return false };
         let places = &mut share.open[at as usize].1;
         let Some(known) = places.iter().position(|&free| free == place) else { return false };
@@ -178,7 +178,7 @@ impl Arena {
         true
     }
 
-    /// Gives a live slot of a group back, and its page with the last one.
+    /// Frees a live slot of a group, and the page with its last slot.
     pub(crate) fn give(&mut self, group: usize, slot: Slot) {
         debug_assert!(self.is_live(group, slot), "slot {slot} of group {group} is not live");
         let (page, place) = self.place(group, slot);
@@ -205,14 +205,14 @@ impl Arena {
         }
     }
 
-    /// Adds a page that was never used, which is the caller's then.
+    /// Adds an unused page for the caller.
     fn unused_page(&mut self) -> Option<u32> {
         let page = u32::try_from(self.pages.len()).ok().filter(|&page| page < self.room)?;
         self.pages.push(FREE);
         Some(page)
     }
 
-    /// Cuts a free page into slots of a group, and takes the one at a place.
+    /// Divides a free page into slots of a group, and allocates the slot at `place`.
     fn cut(&mut self, group: usize, page: u32, place: u16) -> Slot {
         self.pages[page as usize] = u8::try_from(group).expect("few groups");
         let share = &mut self.shares[group];
@@ -226,14 +226,14 @@ impl Arena {
         page * u32::from(share.per_page) + u32::from(place)
     }
 
-    /// Gives a slot back that these moves still read.
+    /// Frees a slot still being read by these moves.
     pub(crate) fn drain(&mut self, group: usize, slot: Slot, by: &[MoveId]) {
         let (page, _) = self.place(group, slot);
         self.give(group, slot);
         self.draining.entry(page).or_default().extend_from_slice(by);
     }
 
-    /// Ends a move's reads of slots that were given back.
+    /// Ends a move's reads of freed slots.
     pub(crate) fn drained(&mut self, by: MoveId) {
         self.draining.retain(|_, moves| {
             moves.retain(|id| *id != by);
@@ -241,7 +241,7 @@ impl Arena {
         });
     }
 
-    /// The moves that must end before a slot may be written.
+    /// Moves to wait for before writing a slot.
     #[must_use]
     pub(crate) fn waits(&self, group: usize, slot: Slot) -> MoveIds {
         if self.draining.is_empty() {
@@ -250,7 +250,7 @@ impl Arena {
         self.draining.get(&self.place(group, slot).0).cloned().unwrap_or_default()
     }
 
-    /// All moves that read slots which were given back.
+    /// All moves reading freed slots.
     pub(crate) fn draining(&self) -> impl Iterator<Item = MoveId> + '_ {
         self.draining.values().flatten().copied()
     }
@@ -293,7 +293,7 @@ impl Share {
         self.open.push((page, places));
     }
 
-    /// Takes a page off the list.
+    /// Removes a page from the list.
     fn close(&mut self, page: u32) {
         let at = self.at.remove(&page).expect("an open page");
         self.open.swap_remove(at as usize);
@@ -311,7 +311,7 @@ mod tests {
 
     use super::Arena;
 
-    /// An arena as a map of live slots: pages are what the slots say.
+    /// An arena as a map of live slots. The slots determine the pages.
     #[derive(Default)]
     struct Naive(BTreeMap<(u32, u32), usize>);
 
@@ -349,7 +349,7 @@ mod tests {
                         let at = (slot / u32::from(per_page[group]), slot % u32::from(per_page[group]));
                         prop_assert!(at.0 < pages);
                         prop_assert!(naive.0.insert(at, group).is_none(), "slot {} is live", slot);
-                        // A page with room is used before a free one.
+                        // A page with room is used before a free page.
                         prop_assert_eq!(room, known.contains_key(&at.0));
                     }
                 } else if what == 7 {

@@ -1,14 +1,14 @@
-//! Changes: which layers of a block became valid or invalid on a tier, in order.
+//! Changes: layers of a block becoming valid or invalid on a tier, in order.
 //!
-//! Recorded only if a caller takes them. Invariant: applied in order they give the valid layers of
-//! every residency. Cost: O(1) per change; where none are kept, a branch per verb.
+//! Recorded only on request. Invariant: applied in order they give the valid layers of every
+//! residency. Cost: O(1) per change. A branch per verb if not recorded.
 
 use crate::block::{BlockId, Layers, Place, TierId};
 use crate::tier::Residency;
 
 use super::Blocks;
 
-/// A change of the valid layers of one residency.
+/// A change of the valid layers of a residency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
     /// Tier.
@@ -17,14 +17,14 @@ pub(crate) struct Change {
     pub block: BlockId,
     /// Group of layers.
     pub group: u8,
-    /// Layers that were valid.
+    /// Valid layers before.
     pub before: Layers,
-    /// Layers that are valid.
+    /// Valid layers after.
     pub after: Layers,
 }
 
 impl<T: Copy + PartialEq + Default> Blocks<T> {
-    /// Keeps all changes from here on.
+    /// Starts to record changes.
     pub(crate) fn keep_changes(&mut self) {
         self.changes = Some(Vec::new());
     }
@@ -34,7 +34,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.changes.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Notes one, if changes are kept.
+    /// Records a change, if enabled.
     pub(super) fn note(
         &mut self,
         Place { tier, group }: Place,
@@ -50,7 +50,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         }
     }
 
-    /// Notes the same of several blocks.
+    /// Records the same change of several blocks.
     pub(super) fn note_all(
         &mut self,
         tier: TierId,
@@ -63,7 +63,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         }
     }
 
-    /// As [`Blocks::alter`], and notes the change.
+    /// [`Blocks::alter`] with a record of the change.
     #[cold]
     pub(super) fn alter_noted(
         &mut self,

@@ -1,8 +1,8 @@
-//! Counts of clean copies: copies that a tier can evict at once, without a write-back or a loss.
+//! Counts of clean copies. A tier can evict clean copies at once, without a write-back or a loss.
 //!
 //! A copy is clean if its layers are also resident below or, on the last tier, above. There is no
 //! flag per block: each verb adds the difference between before and after. Invariant: `clean` is
-//! exact after every verb. Cost: O(tiers) for a run or a block with all layers or none; else
+//! exact after every verb. Cost: O(tiers) for a run or a block with all layers or none, else
 //! O(tiers²).
 
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::tier::ResidencyState;
 
 use super::Blocks;
 
-/// The resident layers of one block, by tier.
+/// Resident layers of a block, by tier.
 type PerTier = SmallVec<[Layers; 4]>;
 
 impl<T: Copy + PartialEq + Default> Blocks<T> {
@@ -30,7 +30,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         Self::covered(tier, &self.per_tier(block))
     }
 
-    /// The layers of a block that are resident on a tier.
+    /// Resident layers of a block on a tier.
     pub(super) fn resident_layers(&self, tier: TierId, block: BlockId) -> Layers {
         let here = self.places[tier].table.get(block);
         if here.state == ResidencyState::Resident { here.have } else { Layers::NONE }
@@ -40,7 +40,8 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         (0..self.tiers.len()).map(|tier| self.resident_layers(tier, block)).collect()
     }
 
-    /// Whether a tier holds layers and the tiers that make a copy clean hold all of them too.
+    /// Whether a tier holds layers, all of them also held by the tiers below (on the last tier:
+    /// above).
     fn covered(tier: TierId, resident: &PerTier) -> bool {
         // The last tier has no tier below.
         let others = if tier + 1 == resident.len() { 0..tier } else { tier + 1..resident.len() };
@@ -49,7 +50,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         !resident[tier].is_empty() && left.is_some_and(Layers::is_empty)
     }
 
-    /// Updates the counts after one tier changed the resident layers of a block from `before`.
+    /// Updates the counts after a change of a block's resident layers on a tier from `before`.
     pub(super) fn recount(&mut self, tier: TierId, block: BlockId, before: Layers) {
         let (mut full, mut partial) = (0_u64, !before.is_empty() && before != self.all);
         for at in 0..self.tiers.len() {
@@ -57,7 +58,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
             full |= u64::from(resident == self.all) << at;
             partial |= !resident.is_empty() && resident != self.all;
         }
-        // Bitmaps of tiers do for full copies; partial ones are compared layer range by range.
+        // Bitmaps of tiers are enough for full copies. Partial copies are compared by layer range.
         if partial {
             self.recount_partial(tier, block, before);
         } else {
@@ -66,8 +67,9 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         }
     }
 
-    /// Updates the counts after one tier changed all blocks of a run from `before` (all layers or
-    /// none) to the contrary. `known` may name a tier where all of them are fully resident.
+    /// Updates the counts after a change of all blocks of a run on a tier, from `before` (all
+    /// layers or none) to the opposite. `known`: a tier known to have all of them fully resident,
+    /// if any.
     pub(super) fn recount_run(
         &mut self,
         tier: TierId,
@@ -80,7 +82,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
             if known == Some(at) || self.places[at].table.all_full(blocks.clone()) {
                 others |= 1 << at;
             } else if !self.places[at].table.none_present(blocks.clone()) {
-                // The blocks differ on this tier: count each by itself.
+                // The blocks differ on this tier, so count them individually.
                 for block in blocks.clone() {
                     self.recount(tier, block, before);
                 }
@@ -92,12 +94,12 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.count_clean(before, now, u64::from(blocks.end - blocks.start));
     }
 
-    /// Updates the counts for `blocks` blocks whose full copies were on the tiers of bitmap
-    /// `before` and now are on those of `now`.
+    /// Updates the counts for `blocks` blocks with full copies on the tiers of bitmap `before`, and
+    /// now on the tiers of `now`.
     fn count_clean(&mut self, before: u64, now: u64, blocks: u64) {
         let last = self.tiers.len() - 1;
         let clean = |copies: u64, at: TierId| {
-            // Below is clean; the last tier has none below, so above counts.
+            // A copy below makes it clean. On the last tier a copy above does.
             let others = if at == last { copies & !(1 << at) } else { copies >> at >> 1 };
             u64::from(copies >> at & 1 == 1 && others > 0) * blocks
         };

@@ -1,10 +1,9 @@
-//! Pages that the groups of a tier share, and the holds on the residencies of groups after the first.
+//! Pages shared by the groups of a tier, and the holds on residencies of groups after the first.
 //!
-//! Resume points hold such residencies and, on the first tier, leases do. One that none holds is
-//! released: it is found, and its slot is taken before any victim.
-//! Invariant: a residency that can be taken is listed, once it is released. Cost: O(1) per verb; per
-//! block, tier and group after the first 2 bytes more than its residency, and 8 per stretch of released
-//! residencies.
+//! Resume points hold these residencies, as do leases on the first tier. A residency without a hold
+//! is released: it can still match, and its slot is taken before any victim. Invariant: every
+//! released residency is listed. Cost: O(1) per verb. Per block, tier and group after the first, 2
+//! bytes more than its residency, and 8 bytes per stretch of released residencies.
 
 use std::collections::VecDeque;
 
@@ -24,7 +23,7 @@ struct Released {
     group: u8,
 }
 
-/// Mark on the holds of a residency whose slot leaves in a plan.
+/// Mark on the holds of a residency leaving in a plan.
 const LEAVES: u16 = 1 << 15;
 
 /// Place in the list of released residencies, from its front.
@@ -34,38 +33,39 @@ pub(crate) struct ReleasedAt {
     offset: u16,
 }
 
-/// Pages of one tier, and which residencies and moves have their slots.
+/// Pages of a tier, and the use of their slots by residencies and moves.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) arena: Arena,
-    /// Released residencies, the oldest first. One may be out of date: it is held again or has gone.
+    /// Released residencies, oldest first. May contain stale entries: held again, or gone.
     released: VecDeque<Released>,
-    /// Residencies in `released`.
+    /// Number of residencies in `released`.
     listed: u64,
-    /// Moves that read a residency of a group after the first.
+    /// Moves reading a residency of a group after the first.
     readers: FxHashMap<Part, MoveIds>,
-    /// Moves that read or write a slot which no block has.
+    /// Moves reading or writing a slot without a block.
     touched: FxHashMap<(GroupId, Slot), MoveIds>,
 }
 
-/// Slots of one group.
+/// Slots of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupSlots {
-    /// Slots of blocks that a resume point or a lease holds, and open slots of leases; of the first
-    /// group, all that are not free.
+    /// Slots of blocks held by a resume point or a lease, and open slots of leases. For the first
+    /// group, all slots not free.
     pub held: u64,
-    /// Slots that stay matchable until they are taken.
+    /// Slots matchable until taken.
     pub released: u64,
 }
 
 impl Residencies {
-    /// Whether a residency is there, and nothing holds or writes it.
+    /// Whether a residency exists, and nothing holds or writes it.
     fn is_unheld(&self, block: BlockId) -> bool {
         let here = self.table.get(block);
         here.slot != NO_SLOT && here.state != ResidencyState::Arriving && self.holds[block] == 0
     }
 
-    /// Whether a residency can be taken: nothing holds or writes it, nor reads it above a shared tier.
+    /// Whether a residency can be taken: nothing holds or writes it and, above a shared tier,
+    /// nothing reads it.
     fn is_released(&self, block: BlockId) -> bool {
         self.is_unheld(block) && !(self.reads_stay && self.table.get(block).busy > 0)
     }
@@ -77,7 +77,7 @@ impl Residencies {
         *holds += 1;
     }
 
-    /// Ends one hold. Returns whether it was the last one.
+    /// Ends a hold. Returns whether it was the last.
     fn unhold(&mut self, block: BlockId) -> bool {
         let holds = &mut self.holds[block];
         *holds -= 1;
@@ -97,7 +97,7 @@ impl Shared {
         }
     }
 
-    /// Frees a slot that no block has; moves that touch it drain it.
+    /// Frees a slot without a block. It drains while moves touch it.
     pub(super) fn give(&mut self, group: GroupId, slot: Slot) {
         match self.touched.remove(&(group, slot)) {
             Some(by) => self.arena.drain(group, slot, &by),
@@ -119,7 +119,7 @@ impl Shared {
         self.released.push_back(Released { first: block, blocks: 1, group });
     }
 
-    /// The residency that was released first, off the list.
+    /// Removes the oldest released residency from the list and returns it.
     fn next_released(&mut self) -> Option<Part> {
         let next = self.released.front_mut()?;
         let part = Part { group: next.group.into(), block: next.first };
@@ -142,7 +142,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.places.iter().skip(tier).step_by(tiers).enumerate().skip(1)
     }
 
-    /// Whether moves bring a block to a tier in any group after the first.
+    /// Whether a block is arriving on any tier in a group after the first.
     #[must_use]
     pub(crate) fn groups_arrive(&self, block: BlockId) -> bool {
         let others = &self.places[self.tiers.len()..];
@@ -162,7 +162,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         std::iter::once(first).chain(others).collect()
     }
 
-    /// Number of resume points and leases that hold a block in a group after the first.
+    /// Number of resume points and leases holding a block in a group after the first.
     #[must_use]
     pub(crate) fn holds(&self, place: Place, block: BlockId) -> u16 {
         self.places[self.number(place)].holds[block]
@@ -180,8 +180,8 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.places[number].holds[block] -= 1;
     }
 
-    /// Lets the slot of a released residency leave in a plan, until [`Blocks::plan_stay`]; `None` if it
-    /// is held or left already.
+    /// Marks a released residency as leaving in a plan, until [`Blocks::plan_stay`], and returns
+    /// its slot. `None` if it is held or leaving already.
     pub(crate) fn plan_leave(&mut self, place: Place, block: BlockId) -> Option<Slot> {
         let number = self.number(place);
         let here = &mut self.places[number];
@@ -198,21 +198,21 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.places[number].holds[block] &= !LEAVES;
     }
 
-    /// Whether the slot of a residency leaves in a plan.
+    /// Whether a residency is leaving in a plan.
     #[must_use]
     pub(crate) fn leaves(&self, place: Place, block: BlockId) -> bool {
         let holds = self.places[self.number(place)].holds.get(block);
         holds.is_some_and(|holds| holds & LEAVES != 0)
     }
 
-    /// Holds blocks that a place has or expects.
+    /// Holds resident or expected blocks of a place.
     pub(crate) fn hold(&mut self, place: Place, blocks: impl IntoIterator<Item = BlockId>) {
         let number = self.number(place);
         let here = &mut self.places[number];
         blocks.into_iter().for_each(|block| here.hold(block));
     }
 
-    /// Ends one hold of each of these blocks; without another one its residency is released.
+    /// Ends a hold of each of these blocks. Residencies without further holds are released.
     pub(crate) fn unhold(&mut self, place: Place, blocks: impl IntoIterator<Item = BlockId>) {
         let number = self.number(place);
         for block in blocks {
@@ -222,7 +222,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         }
     }
 
-    /// Lists a residency of a group after the first that none holds.
+    /// Lists an unheld residency of a group after the first as released.
     pub(super) fn release(&mut self, place: Place, block: BlockId) {
         let Place { tier, group } = place;
         if group == 0 {
@@ -232,13 +232,13 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         let most = 2 * current.sum::<u64>() + 64;
         let shared = self.shared(tier);
         shared.list(Part { group, block });
-        // Those out of date must not outnumber the others for long.
+        // Limits the number of stale entries.
         if shared.listed > most {
             self.relist(tier);
         }
     }
 
-    /// Lists the residencies of a tier again that can be taken, in their order.
+    /// Rebuilds the list of released residencies of a tier, in order.
     fn relist(&mut self, tier: TierId) {
         let before = std::mem::take(&mut self.shared(tier).released);
         self.shared(tier).listed = 0;
@@ -254,7 +254,8 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         }
     }
 
-    /// The next residency of a tier that is released, from a place in the list on, which moves behind it.
+    /// The next released residency of a tier from a list position on. Advances the position past
+    /// it.
     #[must_use]
     pub(crate) fn released_from(&self, tier: TierId, at: &mut ReleasedAt) -> Option<Part> {
         let list = &self.tiers[tier].shared.as_ref()?.released;
@@ -271,13 +272,14 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         None
     }
 
-    /// Whether a residency of a group after the first can be taken: nothing holds or writes it.
+    /// Whether a residency of a group after the first can be taken. Nothing may hold or write it.
     #[must_use]
     pub(crate) fn is_released(&self, place: Place, block: BlockId) -> bool {
         self.places[self.number(place)].is_released(block)
     }
 
-    /// Frees up to `count` slots of the residencies that a tier released first; `false` if there are none.
+    /// Frees up to `count` slots of a tier's oldest released residencies. Returns false if there
+    /// are none.
     pub(crate) fn take_released(&mut self, tier: TierId, count: u64) -> bool {
         self.generation += 1;
         let mut taken = 0;
@@ -293,8 +295,8 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         taken > 0
     }
 
-    /// Makes a residency of a group after the first absent that nothing holds or writes, and gives its
-    /// slot back; moves that read the slot drain it.
+    /// Makes an unheld residency of a group after the first absent, and frees its slot. The slot
+    /// drains while moves read it. Nothing may write it.
     pub(crate) fn discard(&mut self, place: Place, block: BlockId) {
         let here = self.table(place).get(block);
         self.table_mut(place).change(block, |here| *here = Residency::default());
@@ -309,7 +311,8 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.note(place, block, here.usable(), Layers::NONE);
     }
 
-    /// The same in all groups after the first, of a block that leaves the trie. None may be arriving.
+    /// [`Blocks::discard`] in all groups after the first, for a block leaving the trie. None may be
+    /// arriving.
     pub(crate) fn discard_all(&mut self, block: BlockId) {
         for number in self.tiers.len()..self.places.len() {
             if self.places[number].table.get(block).slot != NO_SLOT {
@@ -320,19 +323,19 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         }
     }
 
-    /// Takes this slot of a group for a block that will be there. Returns whether it was free.
+    /// Allocates a specific slot of a group for a future block. Returns whether it was free.
     pub(crate) fn claim_slot(&mut self, place: Place, slot: Slot) -> bool {
         self.shared(place.tier).arena.claim(place.group, slot)
     }
 
     // Moves.
 
-    /// Notes that a move reads or writes a slot which no block has.
+    /// Begins a read or write of a slot without a block.
     pub(crate) fn begin_touch(&mut self, Place { tier, group }: Place, slot: Slot, by: MoveId) {
         self.shared(tier).touched.entry((group, slot)).or_default().push(by);
     }
 
-    /// Ends that.
+    /// Ends a read or write of a slot without a block.
     pub(crate) fn end_touch(&mut self, Place { tier, group }: Place, slot: Slot, by: MoveId) {
         let shared = self.shared(tier);
         if let Some(moves) = shared.touched.get_mut(&(group, slot)) {
@@ -344,7 +347,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         shared.arena.drained(by);
     }
 
-    /// Moves that read a block in a group after the first.
+    /// Moves reading a block in a group after the first.
     #[must_use]
     pub(crate) fn readers(&self, Place { tier, group }: Place, block: BlockId) -> MoveIds {
         let shared = self.tiers[tier].shared.as_ref();
@@ -361,8 +364,10 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         }
     }
 
-    /// Ends a read or a write of a block by a move. In a group after the first it drains the slot if that was
-    /// given back during a read, and discards a residency that cannot be read once nothing holds it.
+    /// Ends a read or a write of a block by a move.
+    ///
+    /// In a group after the first, it ends the draining of a slot freed during a read, and discards
+    /// a bad residency without holds.
     pub(crate) fn end_use(&mut self, place: Place, block: BlockId, by: MoveId) {
         if place.group > 0 && !self.uses(place, block, by) {
             self.shared(place.tier).arena.drained(by);
@@ -375,13 +380,13 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
             if bad && self.holds(place, block) == 0 {
                 self.discard(place, block);
             } else if self.places[self.number(place)].reads_stay && here.busy == 0 {
-                // Its slot was not taken while it was read.
+                // Its slot could not be taken during the read.
                 self.list_released(place, block);
             }
         }
     }
 
-    /// Whether a move still reads or writes a residency; a reader is no longer noted then.
+    /// Whether a move still reads or writes a residency. Removes it from the readers.
     fn uses(&mut self, place: Place, block: BlockId, by: MoveId) -> bool {
         let part = Part { group: place.group, block };
         let shared = self.shared(place.tier);
@@ -397,7 +402,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.table(place).arrival(block).is_some_and(|arrival| arrival.moves.contains(&by))
     }
 
-    /// Lists a residency that has arrived, if nothing holds it.
+    /// Lists an arrived residency as released, if nothing holds it.
     pub(crate) fn list_released(&mut self, place: Place, block: BlockId) {
         if self.is_released(place, block) {
             self.release(place, block);

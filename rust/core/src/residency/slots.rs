@@ -1,7 +1,8 @@
-//! Slots of a tier: taken, given back, and drained while a store still reads them.
+//! Slots of a tier: allocated, freed, and drained while a store still reads them.
 //!
-//! With one group a tier has a space; several groups share its pages. With layer slots a row lists the
-//! slot of each layer. Invariant: a slot that is taken has one holder. Cost: O(1) per slot.
+//! With a single group a tier has a space. Several groups share its pages. With layer slots a row
+//! lists the slot of each layer. Invariant: an allocated slot has exactly one holder. Cost: O(1)
+//! per slot.
 
 use crate::arrival::MoveIds;
 use crate::block::{GroupId, Layers, MoveId, NO_MOVE, NO_SLOT, Place, Slot, TierId};
@@ -28,7 +29,7 @@ impl TierBlocks {
 }
 
 impl<T: Copy + PartialEq + Default> Blocks<T> {
-    /// A tier's slots, read-only; of a model with several groups it has none, but an arena.
+    /// A tier's slots, read-only. Empty for a model with several groups, which uses the arena.
     #[inline]
     #[must_use]
     pub(crate) fn space(&self, tier: TierId) -> &Space {
@@ -41,14 +42,14 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.tiers[tier].shared.as_ref().map(|shared| &shared.arena)
     }
 
-    /// Number of slots of the first group that a tier can grant, at once or after a store.
+    /// Number of slots of the first group available on a tier, at once or after a store.
     #[inline]
     #[must_use]
     pub(crate) fn takeable(&self, tier: TierId) -> u64 {
         self.arena(tier).map_or_else(|| self.space(tier).takeable(), |arena| arena.takeable(0))
     }
 
-    /// Number of slots of the first group that are free on a tier.
+    /// Number of free slots of the first group on a tier.
     #[must_use]
     pub(crate) fn free(&self, tier: TierId) -> u64 {
         self.arena(tier).map_or_else(|| self.space(tier).free().into(), |arena| arena.takeable(0))
@@ -59,14 +60,14 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.tiers[place.tier].take(place.group).map(|grant| grant.slot)
     }
 
-    /// Allocates one slot. One must be free.
+    /// Allocates a slot. A slot must be free.
     pub(crate) fn take_slot(&mut self, place: impl Into<Place>) -> Grant {
         let place = place.into();
         self.tiers[place.tier].take(place.group).expect("room was made")
     }
 
-    /// Allocates `count` slots of a group on the first tier, those that no store reads first. They must
-    /// be free. `of` makes what is kept of each.
+    /// Allocates `count` slots of a group on the first tier, preferring slots not being read by a
+    /// store. They must be free. `of` maps each slot to the result.
     pub(crate) fn take_open<O>(
         &mut self,
         group: GroupId,
@@ -83,7 +84,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         known
     }
 
-    /// Allocates slots for `layers` and returns the slot or row, which is `into` if that exists.
+    /// Allocates slots for `layers` and returns the slot or row. Reuses `into` if it exists.
     pub(crate) fn take_slots(&mut self, tier: TierId, into: u32, layers: Layers) -> u32 {
         if !self.tiers[tier].layer_slots {
             return if into == NO_SLOT { self.take_slot(tier).slot } else { into };
@@ -97,13 +98,13 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         row
     }
 
-    /// Frees one slot that no block has; moves that touch it drain it.
+    /// Frees a slot without a block. It drains while moves touch it.
     pub(crate) fn give_slot(&mut self, place: impl Into<Place>, slot: Slot) {
         let place = place.into();
         self.tiers[place.tier].give(place.group, slot);
     }
 
-    /// Frees the slots of `layers`; `last` also ends the row.
+    /// Frees the slots of `layers`. `last` also ends the row.
     pub(crate) fn give_slots(
         &mut self,
         place: impl Into<Place>,
@@ -132,7 +133,8 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         }
     }
 
-    /// Moves `layers` of one row into another, and frees those that the other has (`known`).
+    /// Moves `layers` of the row `from` to the row `into`. Frees the slots of `known`, which `into`
+    /// already has.
     pub(crate) fn join_rows(
         &mut self,
         tier: TierId,
@@ -155,7 +157,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         space.end_row(from);
     }
 
-    /// A row that has one slot, of the layer, or the slot itself without layer slots.
+    /// A row with a single slot, for this layer, or the slot itself without layer slots.
     pub(crate) fn adopt(&mut self, tier: TierId, slot: Slot, layer: u16) -> u32 {
         let TierBlocks { space, layer_slots, .. } = &mut self.tiers[tier];
         if !*layer_slots {
@@ -166,7 +168,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         row
     }
 
-    /// The slot of one layer of a slot or row.
+    /// The slot of a layer in a slot or row.
     #[inline]
     #[must_use]
     pub(crate) fn layer_slot(&self, tier: TierId, slot: u32, layer: u16) -> Slot {
@@ -174,7 +176,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         if *layer_slots && slot != NO_SLOT { space.row(slot)[usize::from(layer)] } else { slot }
     }
 
-    /// Frees a slot of the first group that a store still reads.
+    /// Frees a slot of the first group still being read by a store.
     pub(crate) fn drain(&mut self, tier: TierId, slot: Slot, by: MoveId) {
         let TierBlocks { space, shared, .. } = &mut self.tiers[tier];
         match shared {
@@ -184,7 +186,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         }
     }
 
-    /// The moves that must end before a slot may be written.
+    /// Moves to wait for before writing a slot.
     #[must_use]
     pub(crate) fn waits(&self, place: impl Into<Place>, slot: Slot) -> MoveIds {
         let Place { tier, group } = place.into();
@@ -194,14 +196,14 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         }
     }
 
-    /// Whether no move reads a slot of a tier that was given back.
+    /// Whether no freed slot of a tier is being read.
     #[must_use]
     pub(crate) fn none_draining(&self, tier: TierId) -> bool {
         self.space(tier).none_draining()
             && self.arena(tier).is_none_or(|arena| arena.draining().next().is_none())
     }
 
-    /// Ends the move that still read a slot of a shared page which was given back.
+    /// Ends a move's reads of freed slots in shared pages.
     pub(crate) fn end_drain(&mut self, tier: TierId, by: MoveId) {
         if let Some(shared) = &mut self.tiers[tier].shared {
             shared.arena.drained(by);
@@ -213,7 +215,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.tiers[tier].space.drained(slot);
     }
 
-    /// Undoes [`Blocks::drain`], unless the slot was granted since; returns whether it did.
+    /// Undoes [`Blocks::drain`], unless the slot was granted since. Returns whether it was undone.
     pub(crate) fn undrain(&mut self, tier: TierId, slot: Slot) -> bool {
         self.tiers[tier].space.undrain(slot)
     }
@@ -223,12 +225,12 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.tiers[tier].space.withhold(slot, withheld);
     }
 
-    /// Reserves the free slots below `bound` as a bitmap, to claim some until [`Blocks::put_back`].
+    /// Reserves the free slots below `bound` as a bitmap for claims, until [`Blocks::put_back`].
     pub(crate) fn reserve_below(&mut self, tier: TierId, bound: Slot) -> Vec<bool> {
         self.tiers[tier].space.reserve_below(bound)
     }
 
-    /// Frees the reserved slots that were not claimed.
+    /// Frees the unclaimed reserved slots.
     pub(crate) fn put_back(&mut self, tier: TierId, free: &[bool]) {
         self.tiers[tier].space.put_back(free);
     }

@@ -1,7 +1,7 @@
-//! Slot allocator of one tier: a free list, a bump pointer and the draining slots.
+//! Slot allocator of a tier: a free list, a bump pointer and the draining slots.
 //!
-//! A slot holds all layers of one block; with layer slots, one layer of one block (blocks × layers
-//! slots), and a row lists the slot of each layer.
+//! A slot holds all layers of a block. With layer slots it holds a single layer of a block (blocks
+//! × layers slots), and a row lists the slot of each layer.
 //!
 //! ```text
 //!   slots 0 .. fresh       free (stack) | held | draining (a store reads it; unclaimed or granted)
@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Invariant: a slot is free, draining, or held by exactly one residency, lease or move. Cost: O(1)
-//! per slot; O(log n) for a draining one.
+//! per slot. O(log n) for a draining slot.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -21,15 +21,15 @@ use crate::block::{MoveId, NO_SLOT, Slot};
 /// Rows of layer slots per page.
 const PAGE: usize = 64;
 
-/// Slot allocator of one tier.
+/// Slot allocator of a tier.
 #[derive(Clone, Debug)]
 pub(crate) struct Space {
     capacity: u32,
     fresh: u32,
     free: Vec<Slot>,
-    /// Slots that a store still reads, with that store.
+    /// Slots still being read, with the reading store.
     draining: FxHashMap<Slot, MoveId>,
-    /// Draining slots that are not granted yet, lowest first.
+    /// Draining slots not granted yet, lowest first.
     unclaimed: BTreeSet<Slot>,
     layers: u16,
     /// Rows of layer slots, in pages of [`PAGE`] rows.
@@ -39,12 +39,12 @@ pub(crate) struct Space {
     free_rows: Vec<u32>,
 }
 
-/// An allocated slot, and the move that must end before the slot may be written.
+/// An allocated slot, and the move to wait for before writing it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grant {
     /// The slot.
     pub slot: Slot,
-    /// The store that still reads the slot, or [`crate::block::NO_MOVE`].
+    /// The store still reading the slot, or [`crate::block::NO_MOVE`].
     pub after: MoveId,
 }
 
@@ -77,19 +77,19 @@ impl Space {
         self.capacity - self.fresh + u32::try_from(self.free.len()).unwrap_or(u32::MAX)
     }
 
-    /// Number of draining slots that are not granted.
+    /// Number of draining slots not granted.
     #[must_use]
     pub(crate) fn coming(&self) -> u32 {
         u32::try_from(self.unclaimed.len()).unwrap_or(u32::MAX)
     }
 
-    /// Number of slots that [`Space::take`] can grant, at once or after a store.
+    /// Number of slots [`Space::take`] can grant, at once or after a store.
     #[must_use]
     pub(crate) fn takeable(&self) -> u64 {
         u64::from(self.free()) + u64::from(self.coming())
     }
 
-    /// Allocates a free slot, else a draining one.
+    /// Allocates a free slot, else a draining slot.
     pub(crate) fn take(&mut self) -> Option<Grant> {
         if let Some(slot) = self.free.pop() {
             return Some(Grant { slot, after: crate::block::NO_MOVE });
@@ -109,8 +109,8 @@ impl Space {
         self.free.drain(left..).rev()
     }
 
-    /// Reserves the free slots below `bound` as a bitmap, to claim some one by one; all are
-    /// reserved until [`Space::put_back`]. Cost: O(free slots + `bound`).
+    /// Reserves the free slots below `bound` as a bitmap, for individual claims. All stay reserved
+    /// until [`Space::put_back`]. Cost: O(free slots + `bound`).
     pub(crate) fn reserve_below(&mut self, bound: Slot) -> Vec<bool> {
         let bound = bound.min(self.capacity);
         let mut free = vec![false; bound as usize];
@@ -123,7 +123,7 @@ impl Space {
         free
     }
 
-    /// Frees the slots of the bitmap that were not claimed; the lowest are taken first again.
+    /// Frees the unclaimed slots of the bitmap. The lowest are taken first again.
     pub(crate) fn put_back(&mut self, free: &[bool]) {
         let unclaimed = (0..).zip(free).filter(|(_, free)| **free).map(|(slot, _)| slot);
         let behind = self.free.len();
@@ -132,9 +132,9 @@ impl Space {
         self.free[behind..].reverse();
     }
 
-    /// Frees a slot; a draining one becomes free when its store ends.
+    /// Frees a slot. A draining slot becomes free when its store ends.
     pub(crate) fn give(&mut self, slot: Slot) {
-        // Granted while a store reads it, and given back before the store has ended.
+        // Granted during a store's read, and freed before the end of the store.
         if self.draining.contains_key(&slot) {
             self.unclaimed.insert(slot);
         } else {
@@ -152,7 +152,7 @@ impl Space {
         }
     }
 
-    /// Starts draining a slot: its block is evicted, a store still reads it.
+    /// Starts draining a slot: its block is evicted, and a store still reads it.
     pub(crate) fn drain(&mut self, slot: Slot, by: MoveId) {
         self.draining.insert(slot, by);
         self.unclaimed.insert(slot);
@@ -169,8 +169,7 @@ impl Space {
         drained && !unclaimed
     }
 
-    /// Takes a draining slot back for its block. Returns whether that is done: a slot that was
-    /// granted stays with its new holder.
+    /// Returns a draining slot to its block, unless it was granted. Returns whether it did.
     pub(crate) fn undrain(&mut self, slot: Slot) -> bool {
         let unclaimed = self.unclaimed.remove(&slot);
         if unclaimed {
@@ -212,7 +211,7 @@ impl Space {
         if let Some(row) = self.free_rows.pop() {
             return row;
         }
-        // A vector that doubles would take up to twice the room, and copy all rows.
+        // A doubling vector would take up to twice the memory, and copy all rows.
         if (self.bound as usize).is_multiple_of(PAGE) {
             self.rows.push(vec![NO_SLOT; PAGE * usize::from(self.layers)].into_boxed_slice());
         }
@@ -227,20 +226,21 @@ impl Space {
         &self.rows[row as usize / PAGE][at * width..(at + 1) * width]
     }
 
-    /// Sets one layer's slot.
+    /// Sets the slot of a layer.
     pub(crate) fn set(&mut self, row: u32, layer: u16, slot: Slot) {
         let at = row as usize % PAGE * usize::from(self.layers) + usize::from(layer);
         self.rows[row as usize / PAGE][at] = slot;
     }
 
-    /// Frees a row, whose slots must be taken out of it.
+    /// Frees a row. It must be empty.
     pub(crate) fn end_row(&mut self, row: u32) {
         debug_assert!(self.row(row).iter().all(|&slot| slot == NO_SLOT));
         self.free_rows.push(row);
     }
 
-    /// All free and unclaimed draining slots as ascending ranges that do not touch (a tier may have
-    /// billions of slots). A slot listed twice makes two ranges overlap, for the audit to see.
+    /// All free and unclaimed draining slots, as ascending ranges with gaps in between (a tier may
+    /// have billions of slots). A slot listed twice makes two ranges overlap, which the audit
+    /// detects.
     #[must_use]
     pub(crate) fn spare(&self) -> Vec<Range<Slot>> {
         let mut slots: Vec<Slot> = self.free.iter().chain(&self.unclaimed).copied().collect();

@@ -1,4 +1,4 @@
-//! Residency table of one tier, a packed `u32` per block.
+//! Residency table of a tier, a packed `u32` per block.
 //!
 //! ```text
 //!   bit 31  bit 30  bits 0-29
@@ -8,8 +8,9 @@
 //!   all ones        absent (`NO_SLOT`)
 //! ```
 //!
-//! Invariants: a residency is in the overflow slab if and only if a word cannot encode it; `copies`
-//! counts the resident blocks, `present` those with a slot. Cost: O(1); 4 bytes per block, an entry of the slab for the rest.
+//! Invariants: a residency is in the overflow slab if and only if a word cannot encode it. `copies`
+//! counts the resident blocks, `present` the blocks with a slot. Cost: O(1). 4 bytes per block,
+//! plus a slab entry per overflow.
 
 use std::ops::Range;
 
@@ -20,7 +21,7 @@ use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot};
 use crate::paged_vec::PagedVec;
 use crate::tier::{Residency, ResidencyState};
 
-/// Bit of a block that one move reads; a slot this high overflows.
+/// Bit of a block being read by one move. A slot this high overflows.
 const READING: Slot = 1 << 30;
 
 /// Bit of an index into the overflow slab.
@@ -30,11 +31,11 @@ const OVERFLOW: Slot = 1 << 31;
 #[derive(Clone, Debug)]
 struct Overflow {
     here: Residency,
-    /// Its moves in flight.
+    /// Moves in flight to it.
     arrival: Option<Arrival>,
 }
 
-/// Residency table of one tier.
+/// Residency table of a tier.
 #[derive(Debug)]
 pub(crate) struct ResidencyTable {
     all: Layers,
@@ -48,7 +49,7 @@ pub(crate) struct ResidencyTable {
 }
 
 impl ResidencyTable {
-    /// All blocks absent; `all` are the model's layers.
+    /// Creates a table of absent blocks. `all` are the model's layers.
     #[must_use]
     pub(crate) fn new(all: Layers) -> Self {
         Self {
@@ -66,7 +67,7 @@ impl ResidencyTable {
         self.slots.reach(bound);
     }
 
-    /// Prefetches the CPU cache line that holds a block's residency.
+    /// Prefetches the CPU cache line of a block's residency.
     pub(crate) fn prefetch_line(&self, block: BlockId) {
         self.slots.prefetch_line(block);
     }
@@ -83,7 +84,7 @@ impl ResidencyTable {
         }
     }
 
-    /// The word that encodes a residency, if one can.
+    /// The word for a residency, or `None` if it needs the overflow slab.
     #[inline]
     fn packed(&self, here: Residency) -> Option<Slot> {
         if here == Residency::default() {
@@ -92,14 +93,14 @@ impl ResidencyTable {
         let word = match here.busy {
             0 => here.slot,
             1 => here.slot | READING,
-            // One bit counts one reader.
+            // A single bit counts a single reader.
             _ => return None,
         };
         let full = here.have == self.all && here.state == ResidencyState::Resident;
         (full && here.slot < READING).then_some(word)
     }
 
-    /// Changes a block's residency; moves it into or out of the overflow slab as needed.
+    /// Changes a block's residency. Moves it into or out of the overflow slab as needed.
     pub(crate) fn change(&mut self, block: BlockId, change: impl FnOnce(&mut Residency)) {
         let mut here = self.get(block);
         let before = here.state == ResidencyState::Resident;
@@ -130,8 +131,8 @@ impl ResidencyTable {
         self.present += 1;
     }
 
-    /// Makes blocks of one run, fully resident and idle, absent. Returns their slots, the last
-    /// block's first; each becomes absent as its slot is returned.
+    /// Makes fully resident, idle blocks of a run absent. Returns their slots, the last block's
+    /// first. Each block becomes absent as the iterator returns its slot.
     pub(crate) fn clear(&mut self, run: Range<BlockId>) -> impl Iterator<Item = Slot> + '_ {
         debug_assert!(self.all_idle(run.clone()), "blocks {run:?} are not fully resident and idle");
         self.copies -= u64::from(run.end - run.start);
@@ -141,7 +142,7 @@ impl ResidencyTable {
         slots.iter_mut().rev().map(|slot| std::mem::replace(slot, NO_SLOT))
     }
 
-    /// Begins a read of a block that is fully resident and idle; returns its slot.
+    /// Begins a read of a fully resident, idle block. Returns its slot.
     pub(crate) fn begin_read(&mut self, block: BlockId) -> Slot {
         let slot = &mut self.slots[block];
         debug_assert!(*slot < READING);
@@ -158,7 +159,7 @@ impl ResidencyTable {
         self.slots[block] = self.put_overflow(here, Some(arrival));
     }
 
-    /// Whether a block arrives with all layers by this move alone.
+    /// Whether all layers of a block arrive by this move alone.
     #[must_use]
     pub(crate) fn arrives_by(&self, block: BlockId, by: MoveId) -> bool {
         self.arrival(block).is_some_and(|arrival| {
@@ -167,7 +168,7 @@ impl ResidencyTable {
         })
     }
 
-    /// Ends the only move that brought a block: it is fully resident.
+    /// Ends the only move of an arriving block, making it fully resident.
     pub(crate) fn arrived(&mut self, block: BlockId) {
         let at = place(self.slots[block]);
         let arrival = self.overflow[at].arrival.take();
@@ -176,7 +177,7 @@ impl ResidencyTable {
         self.end_io_at(at, block);
     }
 
-    /// Ends a move that read or wrote a block, which is fully resident then.
+    /// Ends a read or write of a block, leaving it fully resident.
     pub(crate) fn end_io(&mut self, block: BlockId) {
         if let Some(at) = self.overflow_place(block) {
             self.end_io_at(at, block);
@@ -228,19 +229,19 @@ impl ResidencyTable {
         self.all_of(blocks, |slot| slot < OVERFLOW)
     }
 
-    /// The first block for which that does not hold; their end if none.
+    /// The first block not fully resident or read by several moves, or the end of the range.
     #[must_use]
     pub(crate) fn first_not_full(&self, blocks: Range<BlockId>) -> BlockId {
         self.first_failing(blocks, |slot| slot < OVERFLOW)
     }
 
-    /// The first block that is not fully resident and idle; their end if none.
+    /// The first block not fully resident and idle, or the end of the range.
     #[must_use]
     pub(crate) fn first_not_idle(&self, blocks: Range<BlockId>) -> BlockId {
         self.first_failing(blocks, |slot| slot < READING)
     }
 
-    /// The first block that is not absent; their end if none.
+    /// The first present block, or the end of the range.
     #[must_use]
     pub(crate) fn first_present(&self, blocks: Range<BlockId>) -> BlockId {
         self.first_failing(blocks, |slot| slot == NO_SLOT)
@@ -258,25 +259,25 @@ impl ResidencyTable {
         self.all_of(blocks, |slot| slot == NO_SLOT)
     }
 
-    /// The blocks below `bound` that are not absent.
+    /// All present blocks below `bound`.
     pub(crate) fn blocks(&self, bound: BlockId) -> impl Iterator<Item = (BlockId, Residency)> + '_ {
         let here = (0..bound).filter(|&block| self.slots[block] != NO_SLOT);
         here.map(|block| (block, self.get(block)))
     }
 
-    /// The arrival of a block, if it has one.
+    /// The arrival of a block, if any.
     #[must_use]
     pub(crate) fn arrival(&self, block: BlockId) -> Option<&Arrival> {
         self.overflow[self.overflow_place(block)?].arrival.as_ref()
     }
 
-    /// The same, mutable.
+    /// Mutable [`ResidencyTable::arrival`].
     pub(crate) fn arrival_mut(&mut self, block: BlockId) -> Option<&mut Arrival> {
         let at = self.overflow_place(block)?;
         self.overflow[at].arrival.as_mut()
     }
 
-    /// Attaches an arrival to a block whose state is already arriving.
+    /// Attaches an arrival to a block in state arriving.
     pub(crate) fn attach_arrival(&mut self, block: BlockId, arrival: Arrival) {
         let here = &mut self.overflow[place(self.slots[block])];
         debug_assert!(here.arrival.is_none(), "block {block} has an arrival already");
@@ -284,7 +285,7 @@ impl ResidencyTable {
         self.arrivals += 1;
     }
 
-    /// Detaches a block's arrival, which has landed or failed.
+    /// Detaches a landed or failed arrival.
     pub(crate) fn take_arrival(&mut self, block: BlockId) -> Option<Arrival> {
         let at = self.overflow_place(block)?;
         let arrival = self.overflow[at].arrival.take()?;
@@ -316,12 +317,12 @@ impl ResidencyTable {
         self.overflow.len()
     }
 
-    /// Adds an overflow entry; returns the word that indexes it.
+    /// Adds an overflow entry. Returns the word with its index.
     fn put_overflow(&mut self, here: Residency, arrival: Option<Arrival>) -> Slot {
         OVERFLOW + number(self.overflow.insert(Overflow { here, arrival }))
     }
 
-    /// Index of a block's overflow entry, if it has one.
+    /// Index of a block's overflow entry, if any.
     #[inline]
     fn overflow_place(&self, block: BlockId) -> Option<usize> {
         let word = self.slots[block];
@@ -352,7 +353,7 @@ impl ResidencyTable {
         true
     }
 
-    /// The first block whose word fails a test; their end if none.
+    /// The first block failing a test of its word, or the end of the range.
     #[inline]
     fn first_failing(&self, blocks: Range<BlockId>, test: impl Fn(Slot) -> bool) -> BlockId {
         let mut from = blocks.start;
@@ -395,7 +396,7 @@ mod tests {
         Arrival::new(Layers::new(0, 3), MoveIds::new(), 0, ready)
     }
 
-    /// The slot of a block that is fully resident and idle.
+    /// Slot of a fully resident, idle block.
     fn slot_of(residency: &ResidencyTable, block: u32) -> Option<u32> {
         residency.all_idle(block..block + 1).then(|| residency.get(block).slot)
     }

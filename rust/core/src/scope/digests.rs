@@ -1,10 +1,10 @@
-//! Interning table of digests: each pair of token and digest has one number, which replaces the token in
-//! the trie.
+//! Interning table of digests: each pair of token and digest has a number, which replaces the token
+//! in the trie.
 //!
-//! A number is drawn from its pair's hash: a pair that comes back has its old number, so ghosts, which
-//! are by tokens, are right for it and for no other pair. Invariant: a number has one pair as long as it
-//! is written anywhere, and is no real token. Cost:
-//! O(log digests), and a hash for one that has no number.
+//! A number is derived from its pair's hash. A returning pair gets its old number, so ghosts, keyed
+//! by tokens, match exactly this pair. Invariant: a number has a single pair as long as it is
+//! written anywhere, and is not a real token. Cost: O(log digests), and a hash for a digest without
+//! a number.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,10 +16,10 @@ use crate::memory;
 
 use super::Scope;
 
-/// First number of a digest; once one is in use real tokens stay below.
+/// First number of a digest. Real tokens stay below it once a digest is in use.
 pub const FIRST_DIGEST: Token = 1 << 31;
 
-/// Number of numbers; the largest token is none of them, it is an unknown digest.
+/// Count of numbers. The largest token is not included: it means an unknown digest.
 const NUMBERS: Token = Token::MAX - FIRST_DIGEST;
 
 /// A token and the digest at its offset.
@@ -28,7 +28,7 @@ type TokenDigest = (Token, Vec<u8>);
 #[derive(Clone, Debug)]
 struct DigestEntry {
     pair: Arc<TokenDigest>,
-    /// Reference count: places that it is written to.
+    /// Reference count: number of places with this number.
     uses: u64,
 }
 
@@ -37,13 +37,13 @@ struct DigestEntry {
 pub(crate) struct Digests {
     numbers: BTreeMap<Arc<TokenDigest>, Token>,
     entries: BTreeMap<Token, DigestEntry>,
-    /// Real tokens of the upper half that were cached before the first digest was used.
+    /// Real tokens of the upper half cached before the first use of a digest.
     real: BTreeSet<Token>,
     /// Whether a digest was ever in use.
     begun: bool,
-    /// Digests that the held leases may still write.
+    /// Digests reserved for future writes of held leases.
     promised: usize,
-    /// Most numbers in use at once.
+    /// Range of numbers, and the maximum in use at once.
     span: Token,
     most: usize,
 }
@@ -73,7 +73,7 @@ impl Digests {
         self.begun
     }
 
-    /// Begins to use digests: none gets a number that is among these tokens.
+    /// Begins to use digests. No digest gets a number among these tokens.
     pub(crate) fn begin(&mut self, cached: impl Iterator<Item = Token>) {
         self.begun = true;
         self.real.extend(cached.filter(|&token| token >= FIRST_DIGEST));
@@ -91,10 +91,10 @@ impl Digests {
         self.entries.is_empty()
     }
 
-    /// Refuses tokens that could be taken for digests.
+    /// Refuses tokens in the range of digests.
     ///
     /// # Errors
-    /// [`Error::Config`] naming the first such token.
+    /// [`Error::Config`] naming the first refused token.
     pub(crate) fn check(&self, scope: &Scope, tokens: &[Token]) -> Result<()> {
         if self.plain(scope) {
             return Ok(());
@@ -103,21 +103,20 @@ impl Digests {
         memory::check(2 * size_of_val(tokens), || format!("a copy of {} tokens", tokens.len()))?;
         match tokens.iter().position(|&token| token >= FIRST_DIGEST) {
             Some(at) => Err(Error::config(format!(
-                "token {} at {at} is not below {FIRST_DIGEST}, as it must be where digests are \
-                 in use",
+                "token {} at {at} is not below {FIRST_DIGEST}, the limit while digests are in use",
                 tokens[at]
             ))),
             None => Ok(()),
         }
     }
 
-    /// Whether no digest is in use, so that all tokens are real.
+    /// Whether all tokens are real, because no digest is in use.
     #[must_use]
     pub(crate) fn plain(&self, scope: &Scope) -> bool {
         !self.begun && scope.extra.is_empty()
     }
 
-    /// Refuses a lease if the numbers may not suffice for its digests when it commits.
+    /// Refuses a lease if too few numbers are left for the digests of its commit.
     ///
     /// # Errors
     /// [`Error::Config`] if all numbers are in use or promised.
@@ -144,13 +143,13 @@ impl Digests {
         self.promised += scope.extra.len();
     }
 
-    /// Undoes one [`Digests::promise`].
+    /// Undoes a [`Digests::promise`].
     pub(crate) fn retract(&mut self, scope: &Scope) {
         self.promised -= scope.extra.len();
     }
 
-    /// `tokens`, which start at offset `from`, with the digests of `scope` in place. A digest
-    /// that has no number becomes one that matches nothing.
+    /// Replaces tokens by the digests of `scope`. `tokens` start at offset `from`. A digest without
+    /// a number becomes [`Token::MAX`], which matches nothing.
     #[must_use]
     pub(crate) fn content<'a>(
         &self,
@@ -167,11 +166,11 @@ impl Digests {
         content
     }
 
-    /// Replaces digests as [`Digests::content`] does, and draws numbers for those without one. The result
-    /// counts as written until it is given to [`Digests::free`].
+    /// Replaces tokens like [`Digests::content`], and assigns numbers to new digests. The result
+    /// counts as written until it is passed to [`Digests::free`].
     ///
     /// # Errors
-    /// [`Error::Config`] when all numbers are in use; nothing has changed then.
+    /// [`Error::Config`] if all numbers are in use. Nothing has changed then.
     pub(crate) fn intern(
         &mut self,
         scope: &Scope,
@@ -199,12 +198,12 @@ impl Digests {
         Ok(content)
     }
 
-    /// Counts tokens that are written once more.
+    /// Counts one more copy of written tokens.
     pub(crate) fn hold(&mut self, content: &[Token]) {
         self.each(content, |entry| entry.uses += 1);
     }
 
-    /// Uncounts tokens that were removed from one place; a number without a place is free.
+    /// Counts one copy of written tokens less. Frees numbers without copies.
     pub(crate) fn free(&mut self, content: &[Token]) {
         self.each(content, |entry| entry.uses -= 1);
     }
@@ -214,7 +213,7 @@ impl Digests {
             return;
         }
         for &number in content.iter().filter(|&&token| token >= FIRST_DIGEST) {
-            // Another one is a real token from before.
+            // A token without an entry is a real token.
             let Some(entry) = self.entries.get_mut(&number) else { continue };
             change(entry);
             if entry.uses == 0 {
@@ -224,7 +223,7 @@ impl Digests {
         }
     }
 
-    /// A free number for a pair without one: linear probing from its hash.
+    /// Assigns a free number to a new pair, by linear probing from its hash.
     fn draw(&mut self, pair: &Arc<TokenDigest>) -> Token {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&pair.0.to_le_bytes());
@@ -244,7 +243,7 @@ impl Digests {
         number
     }
 
-    /// The token and digest of a number; `None` for a real token.
+    /// The token and digest of a number, or `None` for a real token.
     #[must_use]
     pub(crate) fn pair(&self, token: Token) -> Option<&(Token, Vec<u8>)> {
         if token < FIRST_DIGEST {
@@ -260,8 +259,8 @@ impl Digests {
         if self.entries.is_empty() { content } else { content.iter().map(token).collect() }
     }
 
-    /// Broken invariants, where `written` has all tokens written anywhere and `promised` the digests of
-    /// all leases.
+    /// Broken invariants. `written` has all tokens written anywhere, and `promised` is the number
+    /// of digests of all leases.
     #[must_use]
     pub(crate) fn audit(
         &self,
@@ -365,7 +364,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a list of all written tokens, with few numbers, so that hashes often collide.
+        /// Compares with a list of all written tokens. There are few numbers, so hashes often
+        /// collide.
         #[test]
         fn a_number_stands_for_one_pair_as_long_as_it_is_written(
             real in prop::collection::vec(0..8_u32, 0..3),

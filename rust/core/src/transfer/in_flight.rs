@@ -1,8 +1,8 @@
-//! In-flight moves: a table by id, with the manager's state of each.
+//! In-flight moves: a table by id, with the manager's state of each move.
 //!
-//! Ids count up and most moves end in about that order, so a ring buffer holds them by id; moves
-//! that outlast thousands of younger ones go to a hash map. Invariant: the ring has at most four
-//! places per move and 1024 more. Cost: O(1), amortised.
+//! Ids count up and most moves end in about this order, so a ring buffer holds them by id. Moves
+//! outlasting thousands of younger moves go to a hash map. Invariant: the ring has at most four
+//! places per move, plus 1024. Cost: O(1), amortised.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut, Index};
@@ -16,10 +16,10 @@ use crate::time::Nanos;
 
 use super::{End, Endpoint, Move};
 
-/// Empty places that the ring may have, however few moves it holds.
+/// Allowed empty places of the ring, however few moves it holds.
 const SLACK: usize = 1024;
 
-/// Slot whose block was evicted and is written back by a move, with the layers that it held.
+/// Slot of an evicted block being written back by a move, with the block's layers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Leaves {
     pub(crate) tier: TierId,
@@ -27,35 +27,35 @@ pub(crate) struct Leaves {
     pub(crate) held: Layers,
 }
 
-/// Move that has not ended.
+/// Move in flight.
 #[derive(Clone, Debug)]
 pub(crate) struct InFlightMove {
-    /// The part that the executor gets.
+    /// The part sent to the executor.
     pub(crate) spec: Move,
     pub(crate) from: End,
     pub(crate) to: End,
-    /// The slot that is free to write once this move has ended.
+    /// The slot to free at the end of this move.
     pub(crate) leaves: Option<Leaves>,
     pub(crate) deps: MoveIds,
-    /// When a marked source is there; 0 if a move brings it or it is resident.
+    /// Ready time of a marked source. 0 if it is resident or brought by a move.
     pub(crate) since: Nanos,
     pub(crate) issued: bool,
     pub(crate) failed: bool,
-    /// Bit set of the ranks on which it has ended.
+    /// Bit set of ranks reporting its end.
     pub(crate) done_ranks: u64,
-    /// Bit set of the ranks on which it was reported to hang.
+    /// Bit set of ranks reporting it as hanging.
     pub(crate) hung_ranks: u64,
-    /// Layers done by rank; empty before the first report.
+    /// Layers done by rank. Empty before the first report.
     pub(crate) progress: SmallVec<[u16; 2]>,
-    /// Layers that have arrived on all ranks.
+    /// Number of layers arrived on all ranks.
     pub(crate) landed: u16,
     pub(crate) started: Nanos,
-    /// Time at which it was handed out.
+    /// Time of handing it out.
     pub(crate) handed: Nanos,
 }
 
 impl InFlightMove {
-    /// Where it reads.
+    /// Source place.
     pub(crate) fn source(&self) -> Place {
         Place::new(self.spec.src, self.spec.group.into())
     }
@@ -69,13 +69,13 @@ impl InFlightMove {
         ]
     }
 
-    /// The block whose residency gets its layers one by one; of other groups than the first they count
-    /// once all are there.
+    /// The block to receive its layers one by one. `None` for groups after the first: their layers
+    /// count only when all have arrived.
     pub(crate) fn lands_on(&self) -> Option<Handle> {
         self.spec.block.filter(|_| self.to == End::Here && self.spec.group == 0)
     }
 
-    /// Where it writes.
+    /// Destination place.
     pub(crate) fn target(&self) -> Place {
         Place::new(self.spec.dst, self.spec.group.into())
     }
@@ -132,7 +132,7 @@ impl InFlight {
         }
     }
 
-    /// Adds a move whose id is the highest so far.
+    /// Adds a move with the highest id so far.
     pub(crate) fn push(&mut self, flight: InFlightMove) {
         // After a pause the ring begins at the next id.
         if self.ring.is_empty() {
@@ -165,7 +165,7 @@ impl InFlight {
                     *flight = None;
                     self.len -= 1;
                 }
-            // It had been moved out of the ring.
+            // It is no longer in the ring.
             } else if let Some(late) = self.late.remove(&id) {
                 visit(&late);
                 self.len -= 1;
@@ -200,7 +200,7 @@ impl InFlight {
         self.late.values_mut().chain(self.ring.iter_mut().flatten())
     }
 
-    /// The place of an id in the ring; `None` if it is older than the ring.
+    /// The place of an id in the ring, or `None` if it is older than the ring.
     fn place(&self, id: MoveId) -> Option<usize> {
         usize::try_from(id.checked_sub(self.first)?).ok()
     }
@@ -265,7 +265,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a set of ids; a few stay while thousands end.
+        /// Compares with a set of ids. A few moves stay while thousands end.
         #[test]
         fn it_is_a_map_of_the_moves_in_flight(
             start in 1..50u64,

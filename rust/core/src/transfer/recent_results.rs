@@ -1,6 +1,7 @@
-//! Recent results: a direct-mapped cache of how moves ended, to detect contradicting reports.
+//! Recent results: a direct-mapped cache of move results, to detect contradicting reports.
 //!
-//! 4096 results by `id % 4096`; a later id overwrites. Cost: O(1); 32 KiB from the first move on.
+//! 4096 results by `id % 4096`. Later ids overwrite earlier. Cost: O(1). 32 KiB from the first move
+//! on.
 
 use crate::block::{MoveId, NO_MOVE};
 
@@ -10,14 +11,14 @@ const KEPT: usize = 4096;
 /// Results of ended moves.
 #[derive(Debug, Default)]
 pub(crate) struct RecentResults {
-    /// Twice the id, plus one if the move ended well.
+    /// Twice the id, plus 1 if the move succeeded.
     results: Vec<u64>,
 }
 
 impl RecentResults {
-    /// Stores how moves ended.
+    /// Stores the result of moves.
     pub(crate) fn remember(&mut self, ids: &[MoveId], ok: bool) {
-        // 32 KiB only once a move has ended.
+        // Allocated lazily: 32 KiB.
         if self.results.is_empty() {
             self.results.resize(KEPT, NO_MOVE);
         }
@@ -26,7 +27,7 @@ impl RecentResults {
         }
     }
 
-    /// Whether a move ended well; `None` if it was overwritten or has not ended.
+    /// Whether a move succeeded. `None` if it is in flight or was overwritten.
     pub(crate) fn of(&self, id: MoveId) -> Option<bool> {
         let results = self.results.get(place(id)).copied().filter(|results| results >> 1 == id)?;
         Some(results & 1 == 1)

@@ -1,6 +1,6 @@
 //! Allocator of block ids: hands out stretches of consecutive ids, and knows the run of each block.
 //!
-//! Boundary tags in a `u32` per id, so that neighbouring free stretches coalesce in O(1):
+//! A `u32` per id with boundary tags, to coalesce neighbouring free stretches in O(1):
 //!
 //! ```text
 //!   bit 31  bit 30  bits 0-29
@@ -9,10 +9,10 @@
 //!     1       0     last id of a free stretch: its length; 0 inside the stretch
 //! ```
 //!
-//! Invariants: an id is in use or in exactly one free stretch; no stretch crosses the end of a
-//! page of [`PAGE`] ids. Fit: a free stretch that is long enough, else the end of the id space,
-//! else (if more than a sixteenth would be wasted) a shorter stretch. Cost: O(1) amortised; 4 bytes
-//! per id.
+//! Invariants: an id is in use or in exactly one free stretch. No stretch crosses the end of a page
+//! of [`PAGE`] ids. Fit: a free stretch of sufficient length, else the end of the id space, else
+//! (if more than a sixteenth would be wasted) a shorter stretch. Cost: O(1) amortised. 4 bytes per
+//! id.
 
 use std::ops::Range;
 
@@ -21,13 +21,13 @@ use crate::paged_vec::{PAGE, PagedVec};
 
 use super::run::{NONE, RunId};
 
-/// Ids that may be wasted even if few are in use.
+/// Number of ids always allowed to be wasted.
 const SLACK: u32 = 1024;
 
-/// Bit of a free id; the rest is a boundary tag.
+/// Bit of a free id. The rest is a boundary tag.
 const FREE: u32 = 1 << 31;
 
-/// Word of an id that is neither free nor a block: reserved for a run, or retired.
+/// Word of a reserved or retired id.
 const RESERVED: RunId = FREE - 1;
 
 /// Bit of the first id of a free stretch.
@@ -36,14 +36,14 @@ const FIRST: u32 = 1 << 30;
 /// Size classes of free stretches: logarithms of the length.
 const CLASSES: usize = PAGE.ilog2() as usize + 1;
 
-/// Entries of a size class that a search examines at most.
+/// Maximum number of entries examined per size class in a search.
 const PROBES: usize = 4;
 
 /// Allocator of block ids.
 #[derive(Clone, Debug)]
 pub(super) struct Ids {
     words: PagedVec<RunId>,
-    /// First ids of free stretches per size class; entries may be stale: the tag decides.
+    /// First ids of free stretches per size class. Entries may be stale: the tag decides.
     free: [Vec<BlockId>; CLASSES],
     bound: BlockId,
     used: u32,
@@ -55,19 +55,19 @@ impl Ids {
         Self { words: PagedVec::new(FREE), free, bound: 0, used: 0 }
     }
 
-    /// One more than the largest id ever allocated.
+    /// The largest id ever allocated, plus 1.
     pub(super) fn bound(&self) -> BlockId {
         self.bound
     }
 
-    /// The run of a block; [`NONE`] if the id is not a block.
+    /// The run of a block, or [`NONE`] if the id is not a block.
     #[inline]
     pub(super) fn run_of(&self, id: BlockId) -> RunId {
         // Words of free and reserved ids are at least `RESERVED`.
         self.words.get(id).copied().filter(|&word| word < RESERVED).unwrap_or(NONE)
     }
 
-    /// Prefetches the CPU cache line that holds a block's run.
+    /// Prefetches the CPU cache line with a block's run id.
     pub(super) fn prefetch_line(&self, id: BlockId) {
         self.words.prefetch_line(id);
     }
@@ -99,7 +99,7 @@ impl Ids {
         (first, taken)
     }
 
-    /// Allocates up to `wanted` free ids from exactly `first` on; returns how many.
+    /// Allocates up to `wanted` free ids from exactly `first` on. Returns the number.
     pub(super) fn extend(&mut self, first: BlockId, wanted: u32) -> u32 {
         // A stretch must not cross pages.
         if (first as usize).is_multiple_of(PAGE) {
@@ -168,14 +168,14 @@ impl Ids {
         (0..CLASSES).rev().find_map(|class| self.search(class, 1))
     }
 
-    /// A recent stretch of a size class that is long enough; drops the stale entries it meets.
+    /// A recent, sufficiently long stretch of a size class. Drops stale entries on the way.
     fn search(&mut self, class: usize, wanted: u32) -> Option<(BlockId, u32)> {
         let (mut at, mut probes) = (self.free[class].len(), 0);
         while at > 0 && probes < PROBES {
             at -= 1;
             let first = self.free[class][at];
             match self.starts(first).filter(|length| length.ilog2() as usize == class) {
-                // Only entries that are valid but too short count as probes.
+                // Only valid but too short entries count as probes.
                 Some(length) if length >= wanted => return Some((first, length)),
                 Some(_) => probes += 1,
                 None => {
@@ -198,7 +198,7 @@ impl Ids {
     /// Writes a free stretch's boundary tags and adds it to its size class.
     fn mark(&mut self, first: BlockId, length: u32) {
         self.words[first + length - 1] = FREE | length;
-        // The first id last: in a stretch of one id its tag also serves as the end.
+        // The first id last: in a stretch of a single id its tag also serves as the end.
         self.words[first] = FREE | FIRST | length;
         let class = length.ilog2() as usize;
         let known = &mut self.free[class];
@@ -215,13 +215,13 @@ impl Ids {
         }
     }
 
-    /// The length of the free stretch that starts with this id.
+    /// Length of the free stretch starting with this id.
     fn starts(&self, first: BlockId) -> Option<u32> {
         let &word = self.words.get(first)?;
         (word & (FREE | FIRST) == FREE | FIRST).then_some(word & !(FREE | FIRST))
     }
 
-    /// The length of the free stretch that ends with this id.
+    /// Length of the free stretch ending with this id.
     fn ends(&self, last: BlockId) -> Option<u32> {
         let &word = self.words.get(last)?;
         let length = word & !(FREE | FIRST);
@@ -268,7 +268,7 @@ mod tests {
                     }
                     _ if !held.is_empty() => {
                         let (first, length) = held.swap_remove(pick % held.len());
-                        // In two halves, the later one first: they coalesce.
+                        // In two halves, the later half first: they coalesce.
                         let front = length / 2;
                         ids.give(first + front, length - front);
                         ids.give(first, front);

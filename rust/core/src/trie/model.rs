@@ -6,21 +6,21 @@ use crate::block::{BlockId, Handle, Token};
 use crate::trie::{Query, RunId, Trie};
 use proptest::prelude::*;
 
-/// A scope's root and the tokens from there to the end of a block.
+/// A scope's root, and the tokens from the root to the end of a block.
 type RootPath = (RunId, Vec<Token>);
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// After the block of that number, or after a root.
+    /// Inserts after the block with this number, or after a root.
     Insert(usize, Vec<Token>),
-    /// Many at once, so that runs get long.
+    /// Inserts many at once, for long runs.
     Extend(usize, u8, Token),
-    /// The leaf of that number.
+    /// Removes the leaf with this number.
     Remove(usize),
-    /// The path to the block of that number gets another value, but for a number of blocks at both
-    /// ends.
+    /// Changes the value of the path to the block with this number, except for a number of blocks
+    /// at both ends.
     Change(usize, usize, usize, u8),
-    /// A query that follows a known path for a while.
+    /// Looks up a query with the beginning of a known path.
     Walk(usize, usize, Vec<Token>),
 }
 
@@ -55,7 +55,7 @@ impl Checked {
         Self { trie, size, roots, paths: BTreeMap::new(), dead: Vec::new(), owns: BTreeMap::new() }
     }
 
-    /// One of the roots or known paths.
+    /// Selects a root or a known path.
     fn pick(&self, at: usize) -> RootPath {
         let at = at % (self.paths.len() + self.roots.len());
         match self.roots.get(at) {

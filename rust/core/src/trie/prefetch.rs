@@ -1,7 +1,7 @@
-//! CPU cache prefetches for a chosen victim: the lines that its removal reads.
+//! CPU cache prefetches for a chosen victim: the lines read by its removal.
 //!
-//! Invariant: no effect on results; no call waits for the lines. Cost: a few instructions per line,
-//! and one wait where a line's address is in another line.
+//! Invariant: no effect on results. No call waits for the lines. Cost: a few instructions per line,
+//! and a wait if the address of a line is in another line.
 
 use crate::block::BlockId;
 
@@ -9,7 +9,7 @@ use super::Trie;
 use super::run::RunId;
 
 impl<T: Copy + PartialEq + Default> Trie<T> {
-    /// Prefetches the lines of a victim's run that its removal reads; returns the run and its first
+    /// Prefetches the lines of a victim's run needed for its removal. Returns the run and its first
     /// block.
     pub(crate) fn prefetch_lines(&self, block: BlockId) -> (RunId, BlockId) {
         let id = self.ids.run_of(block);
@@ -19,8 +19,8 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         (id, run.first)
     }
 
-    /// Prefetches the line of the block before a run, which becomes a leaf once the run is removed;
-    /// returns that block.
+    /// Prefetches the line of the block before a run, and returns the block. It becomes a leaf
+    /// after the removal of the run.
     pub(crate) fn prefetch_parent(&self, run: RunId) -> Option<BlockId> {
         let before = self.runs[self.runs[run].parent].last()?;
         self.ids.prefetch_line(before);

@@ -1,7 +1,7 @@
 //! Query: the tokens to look up, in the caller's integer width.
 //!
-//! Converting a long prompt first would stream it through memory twice more. Invariant: a number
-//! out of the tokens' range equals no token. Cost: one pass over the numbers compared.
+//! Converting a long prompt first would stream it through memory two more times. Invariant: numbers
+//! beyond the token range match nothing. Cost: a pass over the compared numbers.
 
 use std::borrow::Cow;
 
@@ -12,14 +12,14 @@ use crate::block::Token;
 pub enum Query<'a> {
     /// Tokens as stored.
     Tokens(&'a [Token]),
-    /// Signed tokens; negative numbers match nothing.
+    /// Signed tokens. Negative numbers match nothing.
     Signed(&'a [i32]),
-    /// 8-byte tokens; numbers beyond 32 bits match nothing.
+    /// 8-byte tokens. Numbers beyond 32 bits match nothing.
     Wide(&'a [u64]),
 }
 
 impl<'a> Query<'a> {
-    /// How many numbers.
+    /// Number of numbers.
     #[must_use]
     pub(crate) fn len(self) -> usize {
         match self {
@@ -60,11 +60,11 @@ impl<'a> Query<'a> {
         }
     }
 
-    /// Number of leading blocks of `size` tokens that equal those of `known`. The query is at least
-    /// as long as `known`.
+    /// Number of leading blocks of `size` tokens equal to the blocks of `known`. The query is at
+    /// least as long as `known`.
     pub(super) fn equal_blocks(self, known: &[Token], size: usize) -> usize {
         match self {
-            // One comparison for the usual case, that all blocks are equal.
+            // A single comparison for the usual case of equal blocks.
             Self::Tokens(tokens) if *known == tokens[..known.len()] => known.len() / size,
             Self::Tokens(tokens) => count_equal(known, tokens, size, |known, given| known == given),
             // Accumulate differences instead of branching per token: the loop vectorizes.
@@ -84,7 +84,7 @@ impl<'a> Query<'a> {
     }
 }
 
-/// Converts numbers up to the first one out of range.
+/// Converts numbers up to the first out of range.
 fn narrowed<T: Copy + TryInto<Token>>(numbers: &[T]) -> Vec<Token> {
     numbers.iter().map_while(|&number| number.try_into().ok()).collect()
 }

@@ -1,7 +1,7 @@
-//! Run: consecutive blocks of one path, a node of the trie.
+//! Run: consecutive blocks of a path, a node of the trie.
 //!
-//! Invariant: its blocks are `first..first + blocks`; only a scope's root has none. Cost: plain
-//! integers and the caller's value, one cache line.
+//! Invariant: its blocks are `first..first + blocks`. Only roots of scopes have none. Cost: plain
+//! integers and the caller's value, a cache line.
 
 use crate::block::{BlockId, Token};
 
@@ -27,7 +27,7 @@ pub(super) struct Run<T> {
     pub(super) child: RunId,
     pub(super) next: RunId,
     pub(super) previous: RunId,
-    /// Its key in the table of siblings, while it is there.
+    /// Key in the table of siblings, while contained.
     pub(super) key: SiblingKey,
     pub(super) value: T,
 }
@@ -49,13 +49,13 @@ impl<T: Copy> Run<T> {
         }
     }
 
-    /// Its last block; none for a root.
+    /// The last block, or `None` for a root.
     pub(super) fn last(&self) -> Option<BlockId> {
         (self.blocks > 0).then(|| self.first + self.blocks - 1)
     }
 
-    /// Seed of its children's hashes: its last block, which splits and merges do not change; for a
-    /// root, the run itself.
+    /// Seed of its children's hashes: the last block, unchanged by splits and merges, or the run
+    /// itself for a root.
     pub(super) fn seed(&self, id: RunId) -> u64 {
         self.last().map_or(u64::MAX - u64::from(id), u64::from)
     }

@@ -1,8 +1,8 @@
-//! Children of a run: a doubly linked list, and a hash table to find one of several.
+//! Children of a run: a doubly linked list, and a hash table for runs with several children.
 //!
-//! Invariant: the table holds exactly the runs that have a sibling, so that a chain without
-//! branches (a conversation) costs no probe. Cost: O(1) to find, add or remove; one hash of a
-//! block's tokens if there are siblings.
+//! Invariant: the table holds exactly the runs with a sibling, so chains without branches (a
+//! conversation) need no probe. Cost: O(1) to find, add or remove. A hash of a block's tokens if
+//! there are siblings.
 
 use crate::block::Token;
 
@@ -10,7 +10,7 @@ use super::Trie;
 use super::run::{NONE, Run, RunId, key};
 
 impl<T: Copy + PartialEq + Default> Trie<T> {
-    /// The child of a run that starts with these tokens of one block.
+    /// The child of a run starting with these tokens of a block.
     pub(super) fn find(&self, run: RunId, tokens: &[Token]) -> Option<RunId> {
         let parent = &self.runs[run];
         if parent.child == NONE {
@@ -29,7 +29,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         self.siblings.find(key(parent.seed(run), tokens), same)
     }
 
-    /// Links a run, which has blocks, as a child of another.
+    /// Links the non-empty run `child` as a child of `run`.
     pub(super) fn adopt(&mut self, run: RunId, child: RunId) {
         let next = std::mem::replace(&mut self.runs[run].child, child);
         let link = &mut self.runs[child];
@@ -77,7 +77,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             self.runs[next].previous = previous;
         }
         let first = self.runs[parent].child;
-        // The sibling that is left is an only child now.
+        // The remaining sibling is an only child now.
         if self.runs[first].next == NONE {
             self.unindex(first);
         }

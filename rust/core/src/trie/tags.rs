@@ -1,10 +1,10 @@
-//! Tags: 64-bit hashes that the ghost tables use as keys for evicted blocks.
+//! Tags: 64-bit hashes of evicted blocks, the keys of the ghost tables.
 //!
-//! A block's tag hashes its tokens, those of the block before it, its depth and (first block) its
-//! scope: the same cost however long the path is. A group is 8 consecutive blocks of a path, keyed
-//! by the tag of its first; an 8-bit check per block separates paths that branch within a group.
-//! Invariant: the same path gets the same tags whenever it returns; no lookup of KV rests on them.
-//! Cost: one multiplication per four tokens.
+//! A block's tag hashes its tokens, the previous block's tokens, its depth and (first block) its
+//! scope, at the same cost for every length of path. A group is 8 consecutive blocks of a path,
+//! keyed by the tag of its first block. An 8-bit check per block distinguishes paths branching
+//! within a group. Invariant: a returning path gets the same tags. No lookup of KV depends on tags.
+//! Cost: a multiplication per four tokens.
 
 use std::ops::Range;
 
@@ -16,14 +16,15 @@ const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 const FACTOR: u64 = 0xD6E8_FEB8_6659_FD93;
 const STEP: u64 = 0xA076_1D64_78BD_642F;
 
-/// Hash of a block's tokens, for its tag, the next block's tag and the table of siblings. Groups of
-/// four tokens are multiplied independently (instruction-level parallelism), each with its own
-/// seed.
+/// Hash of a block's tokens, for its tag, the next block's tag and the table of siblings.
+///
+/// Groups of four tokens are multiplied independently (instruction-level parallelism), each with
+/// its own seed.
 pub(crate) fn content(tokens: &[Token]) -> u64 {
     let pair = |low: Token, high: Token| u64::from(low) | u64::from(high) << 32;
     let (mut sum, mut seed) = (SEED, SEED);
     let mut fours = tokens.chunks_exact(4);
-    // Independent products: none waits for the one before.
+    // Independent products, without waits between them.
     for four in fours.by_ref() {
         sum ^= fold(seed ^ pair(four[0], four[1]), pair(four[2], four[3]));
         seed = seed.wrapping_add(STEP);
@@ -38,10 +39,10 @@ pub(crate) fn content(tokens: &[Token]) -> u64 {
     sum ^ fold(seed ^ pair(at(0), at(1)), pair(at(2), 0) ^ length << 32)
 }
 
-/// Blocks per group; a group starts at a multiple of it.
+/// Blocks per group. Groups start at multiples of it.
 pub(crate) const GROUP: u32 = 8;
 
-/// Consecutive blocks of one group.
+/// Consecutive blocks of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GroupSlice {
     /// The group's key: the tag of its first block.
@@ -52,8 +53,8 @@ pub(crate) struct GroupSlice {
     pub checks: u64,
 }
 
-/// Hash by which blocks are sampled: of three of a block's tokens and its depth, the same whenever the
-/// block returns.
+/// Hash for sampling, from three of a block's tokens and its depth. A returning block has the same
+/// hash.
 #[inline]
 #[must_use]
 pub(crate) fn sample_hash(tokens: &[Token], depth: u32) -> u64 {
@@ -61,8 +62,8 @@ pub(crate) fn sample_hash(tokens: &[Token], depth: u32) -> u64 {
 }
 
 impl<T: Copy + PartialEq + Default> Trie<T> {
-    /// Hash of a block's tokens, three of those of the block before it, and its depth; of a first block,
-    /// the scope's seed. The same whenever the block returns.
+    /// Hash of a block's tokens, three tokens of the previous block (for a first block, the scope's
+    /// seed), and its depth. A returning block has the same hash.
     #[must_use]
     pub(crate) fn print(&self, seed: u64, block: BlockId) -> u32 {
         let before = self.parent(block).map_or(seed, |parent| word(self.tokens(parent)));
@@ -81,7 +82,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         let size = self.block_tokens;
         let first = parent.map_or(0, |block| self.depth(block) + 1);
         let end = first + count(tokens.len() / size);
-        // After a parent in the middle of a group, the key comes from that group's first block.
+        // After a parent in the middle of a group, the key comes from the group's first block.
         let above: &[Token] = match (parent, first % GROUP) {
             (Some(parent), within @ 1..) => self.tokens(self.above(parent, within - 1)),
             _ => &[],
@@ -116,7 +117,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     }
 }
 
-/// 8-bit check of a block's tokens: of its first, middle and last one.
+/// 8-bit check of a block's first, middle and last token.
 fn check(tokens: &[Token]) -> u64 {
     word(tokens).wrapping_mul(FACTOR) >> 56
 }
@@ -129,7 +130,7 @@ fn word(tokens: &[Token]) -> u64 {
     at(0) ^ at(tokens.len() / 2) << 16 ^ at(last) << 32
 }
 
-/// The tag of a block by the content hash of the block before, its own, and its depth.
+/// Tag of a block from the previous block's content hash, its own, and its depth.
 fn tag(before: u64, content: u64, depth: u32) -> u64 {
     fold(fold(SEED ^ u64::from(depth), before), content)
 }
@@ -163,8 +164,7 @@ mod tests {
         assert_eq!(distinct.len(), tags.len());
     }
 
-    /// A block's tag and a group's key do not depend on the run or the block that the walk starts
-    /// at.
+    /// A block's tag and a group's key do not depend on the run or the starting block of the walk.
     #[test]
     fn a_tag_does_not_depend_on_runs() {
         let mut trie: Trie<u32> = Trie::new(1);
@@ -197,7 +197,7 @@ mod tests {
         }
     }
 
-    /// Blocks that differ in their depth or in one token are sampled independently.
+    /// Blocks with a different depth or a single different token are sampled independently.
     #[test]
     fn an_eighth_of_the_blocks_is_sampled() {
         let share =

@@ -1,10 +1,10 @@
-//! Unit tests of the trie: cases that the model test does not reach.
+//! Unit tests of the trie: cases not reached by the model test.
 
 use super::run::key;
 use super::{Query, Trie};
 use crate::block::{BlockId, Token};
 
-/// Two blocks with one hash: their first pair is multiplied as 0.
+/// Two blocks with the same hash: their first pair is multiplied as 0.
 const TWINS: [[Token; 4]; 2] = [[0xE17D_05AC; 4], [0xE17D_05AC, 0xE17D_05AC, 1, 2]];
 
 fn walk(trie: &Trie, root: u32, tokens: &[Token]) -> Vec<BlockId> {

@@ -18,7 +18,7 @@ pub(super) struct TokenPages {
     pages: Vec<Page>,
 }
 
-/// The tokens of one page of ids, aligned to a cache line.
+/// The tokens of a page of ids, aligned to a cache line.
 #[derive(Clone, Debug)]
 struct Page {
     tokens: Box<[Token]>,
@@ -45,7 +45,7 @@ impl TokenPages {
         Self { size, pages: Vec::new() }
     }
 
-    /// The tokens of consecutive blocks of one page.
+    /// The tokens of consecutive blocks of a page.
     #[inline]
     pub(super) fn of(&self, first: BlockId, blocks: u32) -> &[Token] {
         let at = first as usize % PAGE * self.size;
@@ -67,7 +67,7 @@ impl TokenPages {
         }
     }
 
-    /// Copies the tokens of blocks from `first` on, of one page.
+    /// Copies the tokens of blocks from `first` on, within a page.
     pub(super) fn put(&mut self, first: BlockId, tokens: &[Token]) {
         let page = first as usize / PAGE;
         while self.pages.len() <= page {

@@ -1,8 +1,9 @@
-//! Lives of sampled blocks, resident or not: ring buffer of the latest uses, with counts by class and age.
+//! Lives of sampled blocks, resident or not: a ring buffer of the latest uses, with counts by class
+//! and age.
 //!
-//! A life goes from one use of a block to its next. Invariant: each block's latest use is in the
-//! chain of its hash as long as the ring holds it, with no length yet. Cost: O(1) per use; 20 bytes per
-//! use that the ring holds, of which 4 are allocated in pages when they are first written.
+//! A life goes from a use of a block to its next use. Invariant: each block's latest use is open
+//! and in the chain of its hash as long as the ring holds it. Cost: O(1) per use. 20 bytes per use
+//! in the ring, 4 of them in pages allocated at the first write.
 
 use std::sync::Arc;
 
@@ -12,16 +13,17 @@ use super::rates::{BUCKETS, bucket, start};
 use super::{CLASSES, Counts, Reuse};
 use crate::paged_vec::{PAGE, PagedVec};
 
-/// Most requests between two lessons.
+/// Maximum number of requests between two estimates.
 const PERIOD: u64 = 128;
 
-/// A lesson comes once this part of the ring is new: what the ring drops before is counted at no age.
+/// New estimates are made after this part of the ring is new, because uses dropped from the ring
+/// earlier count at no age.
 const PART: u64 = 4;
 
-/// Least length of the ring.
+/// Minimum length of the ring.
 const LEAST_WINDOW: u64 = 8192;
 
-/// Length of a life that has not ended.
+/// Length of an open life.
 const OPEN: u16 = u16::MAX;
 
 /// End of a chain.
@@ -39,22 +41,23 @@ struct Life {
     class: u8,
 }
 
-/// Blocks whose lives are counted, and for how long.
+/// Selection of sampled blocks, and the span of the ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sampling {
-    /// One block in this number, a power of two.
+    /// Sample 1 block in this number, a power of two.
     one_in: u64,
-    /// Uses of all blocks that the ring spans, per two blocks of capacity.
+    /// Uses covered by the ring, per two blocks of capacity.
     span: u64,
 }
 
 impl Sampling {
-    /// Of a model with one group.
+    /// For a model with a single group.
     pub(crate) const BLOCKS: Self = Self { one_in: 8, span: 11 };
 
-    /// Of a model with several groups, on tiers of up to `capacity` blocks: a resume point that was not
-    /// used for long may still be worth its few bytes, so lives span twice as many uses in as much memory.
-    /// A small tier has too few points to leave any out.
+    /// For a model with several groups, on tiers of up to `capacity` blocks.
+    ///
+    /// A resume point unused for long may still be worth its few bytes, so lives span twice as many
+    /// uses in as much memory. A small tier has too few points to leave any out.
     #[must_use]
     pub(crate) fn points(capacity: u64) -> Self {
         Self { one_in: if capacity < 1024 { 1 } else { 16 }, span: 22 }
@@ -68,7 +71,7 @@ impl Sampling {
     }
 }
 
-/// Latest uses, and counts of the lives that they began.
+/// Latest uses, and counts of their lives.
 #[derive(Debug)]
 pub(crate) struct Lives {
     /// Length of the ring.
@@ -76,19 +79,19 @@ pub(crate) struct Lives {
     ring: PagedVec<Life>,
     /// Uses so far.
     uses: u64,
-    /// By hash: one more than the first life of its chain, 0 if it is empty. In pages.
+    /// By hash, in pages: first life of its chain plus 1, or 0 if the chain is empty.
     heads: Vec<Vec<u32>>,
-    /// By bucket: the first use that had not reached that age at the last count.
+    /// By bucket: the first use below its age at the last count.
     trails: [u64; BUCKETS],
     counts: Vec<Counts>,
-    /// Period of requests of the last lesson.
+    /// Period of requests of the last estimates.
     period: u64,
-    /// Uses before the last lesson.
+    /// Uses before the last estimates.
     counted: u64,
 }
 
 impl Lives {
-    /// Empty, for tiers of `capacity` blocks.
+    /// Creates an empty ring for tiers of `capacity` blocks.
     #[must_use]
     pub(crate) fn new(capacity: u64, sampling: Sampling) -> Self {
         let window = capacity.saturating_mul(sampling.span) / (2 * sampling.one_in);
@@ -109,8 +112,8 @@ impl Lives {
         }
     }
 
-    /// A request uses a block: its life of before ends, and one of this class begins. Unless
-    /// `counts`, the life reached its age but no reuse ended it.
+    /// Records a use of a block: its open life ends, and a life of this class begins. If not
+    /// `counts`, the ended life reached its age but counts as no reuse.
     pub(crate) fn use_again(&mut self, print: u32, class: u8, request: u64, counts: bool) {
         let mut at = self.head(print);
         while at != NONE && self.ring[at].print != print {
@@ -130,7 +133,7 @@ impl Lives {
         }
         let slot = self.slot(self.uses);
         if self.uses >= u64::from(self.window) && self.ring[slot].lasted == OPEN {
-            // The ring is full: a life that has not ended is forgotten.
+            // The ring is full, so an open life is forgotten.
             self.close(slot, OPEN);
         }
         let next = self.head(print);
@@ -142,7 +145,7 @@ impl Lives {
         }
     }
 
-    /// Takes a life out of its chain, with its length.
+    /// Removes a life from its chain and sets its length.
     fn close(&mut self, slot: u32, lasted: u16) {
         let Life { print, next, .. } = self.ring[slot];
         let mut at = self.head(print);
@@ -157,7 +160,7 @@ impl Lives {
         self.ring[slot].lasted = lasted;
     }
 
-    /// New estimates from the recorded lives, every 128 requests or sooner if those are long.
+    /// New estimates from the recorded lives, every 128 requests or earlier if many uses are new.
     pub(crate) fn learn(&mut self, request: u64) -> Option<Arc<Reuse>> {
         let fresh = self.uses - self.counted;
         if request / PERIOD == self.period && PART * fresh < u64::from(self.window) {
@@ -168,13 +171,14 @@ impl Lives {
         Some(Arc::new(Reuse::learn(&self.counts)))
     }
 
-    /// Counts the lives that reached each bucket since the last call.
+    /// Counts the lives reaching each bucket since the last call.
     fn count_ages(&mut self, request: u64) {
         let oldest = self.uses.saturating_sub(u64::from(self.window));
         let (first, mut until) = (self.slot(oldest), self.uses);
         for b in 0..BUCKETS {
             let start = start(b);
-            // The ring is in order of time, and what is too young for a bucket is so for the next.
+            // The ring is in order of time, and lives too young for a bucket are too young for the
+            // next.
             let reached = |number: u64| {
                 let ahead = u32::try_from(number - oldest).expect("below the window");
                 let slot = wrap(u64::from(first) + u64::from(ahead), self.window);
@@ -217,7 +221,7 @@ impl Lives {
         self.heads[page].get(place).map_or(NONE, |head| head.wrapping_sub(1))
     }
 
-    /// Prefetches the CPU cache line that holds the head of a print's chain.
+    /// Prefetches the CPU cache line with the head of a print's chain.
     #[inline]
     pub(crate) fn prefetch_head(&self, print: u32) {
         let (page, place) = self.home(print);
@@ -245,13 +249,13 @@ impl Lives {
     }
 }
 
-/// A slot that may be one round too far.
+/// Wraps a slot at most once.
 fn wrap(slot: u64, window: u32) -> u32 {
     let window = u64::from(window);
     u32::try_from(if slot < window { slot } else { slot - window }).expect("below the window")
 }
 
-/// First number of a range for which `so` does not hold, where it holds up to some number alone.
+/// First number of a range with `so` false. `so` must be monotone.
 fn first_not(mut from: u64, mut until: u64, so: impl Fn(u64) -> bool) -> u64 {
     while from < until {
         let middle = u64::midpoint(from, until);
@@ -287,14 +291,14 @@ mod tests {
     }
 
     proptest! {
-        /// Compares the counts with those of a list of all uses.
+        /// Compares the counts with a list of all uses.
         #[test]
         fn they_count_what_a_list_of_all_uses_counts(
             uses in prop::collection::vec((0..12_u32, 0..3_u8, 0..3_u64), 1..120),
             window in 1..40_u32,
         ) {
             let mut lives = Lives::with_window(window);
-            // Uses with their lengths, and the latest one of each block that the ring still holds.
+            // Uses with their lengths, and the latest use of each block in the ring.
             let (mut all, mut request) = (Vec::<(u32, u8, u64, Option<u64>)>::new(), 1_u64);
             let mut ended = BTreeMap::<(u8, usize), u32>::new();
             for &(block, class, later) in &uses {
@@ -342,7 +346,7 @@ mod tests {
         }
     }
 
-    /// Blocks of two classes: one comes back after every request with chance 1 / 20, one with 1 / 400.
+    /// Blocks of two classes, reused with a chance per request of 1 / 20 and 1 / 400.
     #[test]
     fn after_150_000_uses_the_rates_are_within_a_tenth() {
         let mut lives = Lives::with_window(200_000);
@@ -362,7 +366,7 @@ mod tests {
         }
         let learned = learned.expect("many requests");
         // Without memory the best rate of reuse is the chance per request, at every age with some
-        // hundred ends: 83 lives of the rare class ended at age 1, and the best of noise is high.
+        // hundred ends. 83 lives of the rare class ended at age 1, and the best of noise is high.
         for (class, chance, ages) in [(9, 0.05, 0..10), (18, 0.0025, 4..18)] {
             for b in ages.filter(|&b| start(b + 1) > start(b)) {
                 let rate = learned.rates(class)[b];
@@ -385,7 +389,8 @@ mod tests {
 
     #[test]
     fn requests_that_fill_the_ring_teach_what_short_ones_do() {
-        // Of 250 blocks of each request half come back after three: a ring of 1000 holds four requests.
+        // Half of the 250 blocks of each request come back after three requests. A ring of 1000
+        // holds four requests.
         let rate = |window: u32, every: u64| {
             let (mut lives, mut learned) = (Lives::with_window(window), None);
             for request in 1..=640_u64 {
@@ -403,7 +408,7 @@ mod tests {
         };
         let (short, long) = (rate(1000, 1), rate(100_000, 1));
         assert!((short / long - 1.0).abs() < 0.25, "{short} {long}");
-        // After 128 requests the ring has dropped most lives, and their ends alone were counted.
+        // After 128 requests the ring has dropped most lives, and only their ends were counted.
         assert!(rate(1000, 128) > 1.5 * long);
     }
 

@@ -1,20 +1,20 @@
 //! Estimator of reuse rates by class of use and age, from counts of lifetimes.
 //!
-//! For each class the counts say how many lifetimes, from one use of a block to the next, reached an
-//! age and how many ended there. That rate of ending, the hazard, gives the best rate of reuse over
-//! all times to wait (a Gittins index). A class with few lifetimes is shrunk towards its group, a
-//! group towards all. Invariant: rates are finite, and no hazard is above 0.98. Cost: O(buckets)
-//! per class, at most once every 128 requests.
+//! For each class the counts are the numbers of lifetimes, from a use of a block to the next,
+//! reaching an age and ending there. This rate of ending, the hazard, gives the best rate of reuse
+//! over all times to wait (a Gittins index). A class with few lifetimes is shrunk towards its
+//! group, and a group towards all classes. Invariant: rates are finite, and no hazard is above
+//! 0.98. Cost: O(buckets) per class, at most once every 128 requests.
 
-/// Ages of requests, two buckets to the octave.
+/// Number of age buckets, two per octave.
 pub(super) const BUCKETS: usize = 28;
 
 const MOST_HAZARD: f64 = 0.98;
 
-/// One number per bucket of age.
+/// A number per bucket of age.
 pub(super) type Rates = [f64; BUCKETS];
 
-/// Lifetimes by age: how many reached it, and how many ended there by another touch.
+/// Numbers of lifetimes by age: reaching the age, and ending there by reuse.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     pub(super) reached: Rates,
@@ -29,7 +29,7 @@ impl Counts {
         }
     }
 
-    /// Halves the counts, so that recent lifetimes weigh more than old ones.
+    /// Halves the counts to weigh recent lifetimes more.
     pub(super) fn halve(&mut self) {
         for count in self.reached.iter_mut().chain(&mut self.ended) {
             *count /= 2.0;
@@ -45,7 +45,7 @@ pub(super) fn bucket(age: u16) -> usize {
     (2 * octave as usize + usize::from(upper > 0)).min(BUCKETS - 1)
 }
 
-/// First age of every bucket, and of one more.
+/// First age of every bucket, and the end of the last bucket.
 const STARTS: [u64; BUCKETS + 1] = {
     let mut starts = [0; BUCKETS + 1];
     let mut bucket = 0;
@@ -73,7 +73,8 @@ pub(super) struct Estimates {
 }
 
 impl Estimates {
-    /// Of these counts by class, where `group_of` says the group of `number` that a class belongs to.
+    /// Creates estimates from counts by class. `group_of` maps a class to its group, below
+    /// `number`.
     pub(super) fn new(
         classes: &[Counts],
         number: usize,
@@ -108,17 +109,18 @@ impl Estimates {
     }
 }
 
-/// Best rate of reuse per request over all times to keep a block, from each bucket on.
+/// Best rate of reuse per request over all times to keep a block, for each bucket.
 ///
-/// From the last bucket to the first: a time to wait takes in the next one as long as that one's rate
-/// is higher, so the times that remain have falling rates, and the first is the best from here.
+/// Goes from the last bucket to the first. A waiting time absorbs the next as long as the next has
+/// a higher rate. The remaining waiting times have falling rates, and the first is the best for the
+/// bucket.
 fn worth(hazard: &Rates) -> Rates {
     let mut best = [0.0; BUCKETS];
-    // Expected uses and requests of a time to wait, and the share of blocks that outlive it.
+    // Expected uses and requests of a waiting time, and the share of blocks outliving it.
     let mut waits = [(0.0, 1.0, 1.0); BUCKETS];
     let mut number = 0;
     for b in (0..BUCKETS).rev() {
-        // Two of the lowest buckets have the same first age, and one of them is empty.
+        // Two of the lowest buckets have the same first age, so the first of them is empty.
         let width = start(b + 1) - start(b);
         if width > 0 {
             let h = hazard[b];
@@ -165,7 +167,7 @@ mod tests {
 
     #[test]
     fn the_worth_is_the_best_rate_of_waiting() {
-        // Nothing until age 16, then half of what is left at once.
+        // No ends until age 16, then half of the rest at once.
         let mut hazard = [0.0; BUCKETS];
         hazard[8] = 0.5;
         let worth = worth(&hazard);
@@ -176,7 +178,7 @@ mod tests {
     }
 
     proptest! {
-        /// Compares the rates with the best of all times to wait, tried one after the other.
+        /// Compares the rates with the best of all waiting times by exhaustive search.
         #[test]
         fn the_worth_is_the_best_of_all_waits(
             hazard in prop::array::uniform28(prop_oneof![Just(0.0), 0.0..0.01, 0.0..0.98]),
@@ -198,8 +200,8 @@ mod tests {
         }
     }
 
-    /// All lifetimes of class 0 end at age 4, those of class 2 never do. Classes 0 and 1 are one
-    /// group, 2 and 3 another.
+    /// All lifetimes of class 0 end at age 4, and lifetimes of class 2 never end. Classes 0 and 1
+    /// are a group, 2 and 3 another.
     #[test]
     fn a_class_that_comes_back_is_worth_more() {
         let mut classes = vec![Counts::default(); 4];
