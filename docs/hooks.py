@@ -1,12 +1,12 @@
-"""Pages that `mkdocs build` writes from the source, and the check that every public name has one.
+"""Generated pages of `mkdocs build`, and a check for public names without a page.
 
 `reference/cli.md` comes from the parsers, `reference/configuration.md` from the dataclasses and
 docstrings of the engines' settings, `llms.txt` from the navigation. mkdocstrings writes the API
-reference; a name in `__all__` of a documented module that it did not write ends the build. Nothing
-generated is in the repository: a committed copy would need a test that compares it, and a table of
-settings in a page would repeat the docstrings in other words. Modules are parsed, not imported, so
-vLLM and SGLang need not be installed; the parsers of commands are called.
-Cost: one import of `kvtrie.train`, for the parsers with dotted keys.
+reference. If it misses a name in `__all__` of a documented module, the build fails. Nothing
+generated is in the repository: a committed copy would need a test to compare it, and a table of
+settings in a page would repeat the docstrings in different words. Modules are parsed, not
+imported, so vLLM and SGLang need not be installed. The parsers of commands are called.
+Cost: an import of `kvtrie.train`, for the parsers with dotted keys.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ PACKAGES = (
     "kvtrie.kernels",
     "kvtrie.metrics",
 )
-"""Packages and modules whose public names are the API."""
+"""Packages and modules of the public API."""
 
 _SETTINGS = "kvtrie.engines.vllm.settings"
 _DISK = "kvtrie.engines.vllm.disk_tier"
@@ -75,16 +75,16 @@ the server's start with a `ConfigError`.
 
 ## vLLM: `kv_connector_extra_config`
 
-Settings of `KvtrieConnector`; [Add kvtrie to a vLLM server](../vllm.md) has a
+Settings of `KvtrieConnector`. [Add kvtrie to a vLLM server](../vllm.md) has a
 command.
 
 {settings}
 ## vLLM: a tier
 
 An object in `tiers`, with some fields of [`Tier`](kvtrie.md#kvtrie.Tier). `kind` is "host",
-"disk" or "remote". `write` is "through" by default in a tier above another one; `blocks` is 10
+"disk" or "remote". `write` is "through" by default in a tier above another tier. `blocks` is 10
 million by default in a remote tier.
-Sizes are those of the server, and its ranks divide them.
+Sizes are sizes of the server, and its ranks divide them.
 
 {tier}
 ## vLLM: `disk` of `KvtrieOffloadingSpec`
@@ -100,14 +100,14 @@ With `--radix-cache-backend kvtrie`.
 ## SGLang: `--hicache-storage-backend-extra-config`
 
 With `--hicache-storage-backend dynamic`, next to SGLang's own keys `backend_name`, `module_path`,
-`class_name` and `interface_v1`. The keys mean the same as those of a `Tier`: of a disk, with `keep`
-of host memory, or with a URL as `path` of a remote tier.
+`class_name` and `interface_v1`. The keys have the meaning of a `Tier`'s fields: of a disk, with
+`keep` of host memory, or with a URL as `path` of a remote tier.
 
 {storage}"""
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """List the decisions in the navigation, in order; name the site and the repository."""
+    """List the decisions in the navigation, in order, and name the site and the repository."""
     package = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]
     config.site_url, config.repo_url = package["homepage"].rstrip("/") + "/", package["repository"]
     config.repo_name = "source"
@@ -151,7 +151,7 @@ _ABOUT: dict[str, str] = {}
 
 
 def pages() -> dict[str, str]:
-    """The generated pages by their paths below `docs`."""
+    """Return the generated pages by their paths below `docs`."""
     return {"reference/cli.md": cli(), "reference/configuration.md": configuration()}
 
 
@@ -159,13 +159,13 @@ def pages() -> dict[str, str]:
 
 
 def modules() -> list[str]:
-    """The modules and objects that pages below `docs/reference` name, in order."""
+    """Return the modules and objects named by pages below `docs/reference`, in order."""
     files = sorted((ROOT / "docs" / "reference").glob("*.md"))
     return [name for file in files for name in DIRECTIVE.findall(file.read_text())]
 
 
 def public_names(module: str) -> list[str]:
-    """Names in `__all__` of a module or package, without importing it."""
+    """Return the names in `__all__` of a module or package, without importing it."""
     for node in ast.parse(_source(module).read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return ast.literal_eval(node.value)
@@ -178,9 +178,9 @@ def _source(module: str) -> Path:
 
 
 def missing(documented: Iterable[str]) -> list[str]:
-    """Public names that are not among the documented ones.
+    """Return the undocumented public names.
 
-    A name that a package imports lazily is documented under the module that defines it.
+    A lazily imported name of a package is documented under its defining module.
     """
     known = set(documented)
     below = {(name.rpartition(".")[2], name) for name in known}
@@ -196,7 +196,7 @@ def missing(documented: Iterable[str]) -> list[str]:
 
 
 def is_module(name: str) -> bool:
-    """Whether a dotted name is a module or package, and not an object of one."""
+    """Return whether a dotted name is a module or package, and not an object in a module."""
     path = PYTHON.joinpath(*name.split("."))
     return path.is_dir() or path.with_suffix(".py").exists()
 
@@ -228,7 +228,7 @@ def cli() -> str:
 
 
 def parsers() -> Iterator[argparse.ArgumentParser]:
-    """Every command's parser, in the order of `kvtrie --help`."""
+    """Yield every command's parser, in the order of `kvtrie --help`."""
     from kvtrie import cli as commands
     from kvtrie.cli import finetune, generate, longcontext
 
@@ -243,7 +243,7 @@ def parsers() -> Iterator[argparse.ArgumentParser]:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """The arguments of a command, with those that its groups only explain."""
+    """Return the arguments of a command, including arguments only explained by its groups."""
     shown = [each for group in parser._action_groups for each in group._group_actions]
     return [*parser._actions, *(each for each in shown if each not in parser._actions)]
 
@@ -274,14 +274,14 @@ def _row(action: argparse.Action) -> tuple[str, str, str] | None:
 
 
 def _short(row: tuple[str, str, str]) -> str:
-    """The name of an option, or of its group."""
+    """Return the name of an option, or of its group."""
     name = row[0].strip("`").partition(" ")[0]
     group, dot, _ = name.partition(".")
     return f"`{group}.*`" if dot else f"`{name}`"
 
 
 def _values(action: argparse.Action) -> list[str]:
-    """The words for the values that an option takes."""
+    """Return the placeholders for the values of an option."""
     if action.nargs == 0:
         return []
     if action.metavar:
@@ -323,7 +323,7 @@ def configuration() -> str:
 
 
 def _fields(kind: type, module: str) -> dict[str, tuple[str, str]]:
-    """Default and meaning of each field of a dataclass."""
+    """Return the default and meaning of each field of a dataclass."""
     meanings = _meanings(_loaded(module)[kind.__name__], griffe.DocstringSectionKind.attributes)
     defaults = {
         field.name: "" if field.default is dataclasses.MISSING else _shown(field.default)
@@ -333,7 +333,7 @@ def _fields(kind: type, module: str) -> dict[str, tuple[str, str]]:
 
 
 def _parameters(module: str, name: str) -> dict[str, tuple[str, str]]:
-    """Default and meaning of each argument of a class, which is not imported."""
+    """Return the default and meaning of each argument of a class, without importing it."""
     kind = _loaded(module)[name]
     meanings = _meanings(kind, griffe.DocstringSectionKind.parameters)
     return {
@@ -373,7 +373,7 @@ def _constant(module: str, name: str) -> tuple[str, ...]:
 
 @cache
 def _loaded(module: str) -> Any:
-    """A module as griffe reads it, without importing it or its package."""
+    """Return a module parsed by griffe, without importing it or its package."""
     path = PYTHON.joinpath(*module.split(".")).with_suffix(".py")
     return griffe.visit(module, filepath=path, code=path.read_text())
 
@@ -395,9 +395,9 @@ def llms(config: MkDocsConfig, nav: Navigation) -> str:
 
 
 def first_sentence(markdown: str) -> str:
-    """The first sentence of a page's first paragraph, without marks; empty if it has none.
+    """Return the first sentence of a page's first paragraph, without marks, or "".
 
-    A page of the API reference begins with a `:::` line, and takes the sentence of that module.
+    A page of the API reference begins with a `:::` line, and takes the module's first sentence.
     """
     parts = [each for each in markdown.split("\n\n") if not each.startswith(("#", "```", "|"))]
     first = (parts or [""])[0]
@@ -427,7 +427,10 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text of a cell: a bar in backticks does not end it, and a backslash would be shown."""
+    """Return the text of a cell.
+
+    A bar in backticks does not end the cell, and a backslash there would be shown.
+    """
     parts = " ".join(text.split()).split("`")
     return "`".join(part if at % 2 else part.replace("|", "\\|") for at, part in enumerate(parts))
 

@@ -49,7 +49,7 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
-        "a slot that a store still reads is written at once",
+        "a slot is written at once while a store still reads it",
         "manager/slots.rs",
         "return self.blocks.waits(private.tier, private.slot);",
         "return MoveIds::new();",
@@ -61,13 +61,13 @@ MUTATIONS = (
         "(None, _) => gap_end = layer,",
     ),
     Mutation(
-        "a dirty victim leaves like a clean one",
+        "a dirty victim leaves like a clean victim",
         "manager/evict/set/decide.rs",
         "out, Fate::Demote(dirty)));",
         "out, Fate::Clean));",
     ),
     Mutation(
-        "a fork does not pin what it shares",
+        "a fork does not pin its shared blocks",
         "manager/request/life/branch.rs",
         "        self.pin(path.blocks());\n        for private in path.private_slots()",
         "        for private in path.private_slots()",
@@ -117,38 +117,38 @@ MUTATIONS = (
         "&mut known.done_ranks;",
     ),
     Mutation(
-        "a block that another request committed counts as new",
+        "a block already committed by a request counts as new",
         "trie.rs",
         "return (self.tokens(block + 1) == tokens).then_some(block + 1),",
         "return Some(block + 1),",
         "lib",
     ),
     Mutation(
-        "a block that is on its way down leaves the tier that it goes to",
+        "a block being demoted leaves its destination tier",
         "manager/evict/set/decide.rs",
         "            && !set.moving.contains(&parent)\n",
         "",
     ),
     Mutation(
-        "a move that waits for the slot of a failed move waits for ever",
+        "a move waiting for the slot of a failed move waits for ever",
         "manager/moves/complete.rs",
         "            self.moves.ended(&[id], false);\n",
         "            self.moves.ended(&[], false);\n",
     ),
     Mutation(
-        "a lease that has ended still awaits its moves",
+        "an ended lease still awaits its moves",
         "manager/request/life/lease.rs",
         "        self.awaits.forget(id);\n",
         "",
     ),
     Mutation(
-        "blocks that a lease used until its end were last used when it began",
+        "blocks used by a lease until its end were last used at its start",
         "manager/request/life/lease.rs",
         "            node.access = until.map_or(node.access, stamp);\n",
         "            let _ = until.map(stamp);\n",
     ),
     Mutation(
-        "a resume needs one block of a window less than its first token attends to",
+        "a resume needs a block less of a window than its first token attends to",
         "group.rs",
         "border - blocks(window - 1))",
         "border - blocks(window - 1).saturating_sub(1))",
@@ -172,7 +172,7 @@ MUTATIONS = (
         "groups",
     ),
     Mutation(
-        "a page returns while one of its slots is live",
+        "a page returns while a slot of it is live",
         "residency/arena.rs",
         "if free == usize::from(share.per_page) {",
         "if free + 1 >= usize::from(share.per_page) {",
@@ -186,7 +186,7 @@ MUTATIONS = (
         "groups",
     ),
     Mutation(
-        "a hole is computed in slots that others read",
+        "a hole is computed in slots read by other leases",
         "manager/request/slots/request_room.rs",
         "if holes.binary_search(&place).is_ok() {",
         "let block = path[place as usize];\n"

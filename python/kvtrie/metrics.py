@@ -79,11 +79,11 @@ METRICS = (
         "", _BY_MANAGER,
     ),
     Metric(
-        "kvtrie_time_seconds", "gauge", "Latest time that the manager has seen, on its clock",
+        "kvtrie_time_seconds", "gauge", "Latest time seen by the manager, on its clock",
         "now", _BY_MANAGER, _NS,
     ),
     Metric(
-        "kvtrie_requests_total", "counter", "Requests that got a lease",
+        "kvtrie_requests_total", "counter", "Requests with a lease",
         "requests", _BY_MANAGER,
     ),
     Metric(
@@ -99,11 +99,11 @@ METRICS = (
         "tokens_wanted", _BY_MANAGER,
     ),
     Metric(
-        "kvtrie_inserted_blocks_total", "counter", "Blocks that entered the trie by a commit",
+        "kvtrie_inserted_blocks_total", "counter", "Blocks added to the trie by a commit",
         "inserted", _BY_MANAGER,
     ),
     Metric(
-        "kvtrie_duplicate_blocks_total", "counter", "Blocks that a second request computed too",
+        "kvtrie_duplicate_blocks_total", "counter", "Blocks computed again by a second request",
         "duplicates", _BY_MANAGER,
     ),
     Metric(
@@ -111,74 +111,75 @@ METRICS = (
         "failed_lost", _BY_MANAGER,
     ),
     Metric(
-        "kvtrie_clamped_calls_total", "counter", "Calls with a time below the latest one",
+        "kvtrie_clamped_calls_total", "counter", "Calls with a time below the latest time",
         "clamped", _BY_MANAGER,
     ),
     Metric(
-        "kvtrie_doubted_calls_total", "counter", "Calls with a time a day beyond the latest one",
+        "kvtrie_doubted_calls_total", "counter", "Calls with a time a day beyond the latest time",
         "doubted", _BY_MANAGER,
     ),
-    Metric("kvtrie_known_blocks", "gauge", "Blocks that the trie knows", "blocks", _BY_MANAGER),
+    Metric("kvtrie_known_blocks", "gauge", "Blocks in the trie", "blocks", _BY_MANAGER),
     Metric("kvtrie_leases", "gauge", "Leases held", "leases", _BY_MANAGER),
     Metric("kvtrie_pending_moves", "gauge", "Moves that have not ended", "moves", _BY_MANAGER),
     Metric(
-        "kvtrie_queued_moves", "gauge", "Moves that wait to be handed out", "queued", _BY_MANAGER
+        "kvtrie_queued_moves", "gauge", "Moves waiting to be handed out", "queued", _BY_MANAGER
     ),
     Metric(
         "kvtrie_lane_busy_seconds_total", "counter",
-        "Time in which the lane was seen to carry something",
+        "Measured busy time of the lane",
         "busy_ns", _BY_LANE, _NS,
     ),
     Metric(
         "kvtrie_lane_predicted_seconds_total", "counter",
-        "Time that the lane's transmissions take at its declared speed",
+        "Time of the lane's transmissions at its declared speed",
         "predicted_ns", _BY_LANE, _NS,
     ),
     Metric("kvtrie_lane_bytes_total", "counter", "Bytes given to the lane", "bytes", _BY_LANE),
-    Metric("kvtrie_hit_blocks_total", "counter", "Blocks that requests found here", "hits"),
+    Metric("kvtrie_hit_blocks_total", "counter", "Blocks found here by requests", "hits"),
     Metric(
         "kvtrie_miss_blocks_total", "counter", "Blocks found neither here nor on a faster tier",
         "misses",
     ),
-    Metric("kvtrie_hit_tokens_total", "counter", "Tokens that requests found here", "tokens_hit"),
+    Metric("kvtrie_hit_tokens_total", "counter", "Tokens found here by requests", "tokens_hit"),
     Metric(
-        "kvtrie_evictions_total", "counter", "Evictions by what made the copy leave",
+        "kvtrie_evictions_total", "counter", "Evictions by their cause",
         "evictions", (*_BY_TIER, "cause"),
     ),
     Metric(
-        "kvtrie_eviction_outcomes_total", "counter", "Evictions by what is left of the copy",
+        "kvtrie_eviction_outcomes_total", "counter", "Evictions by the fate of the copy",
         "", (*_BY_TIER, "outcome"),
     ),
     Metric(
-        "kvtrie_evicted_bytes_total", "counter", "Bytes that evictions gave back", "bytes_freed"
+        "kvtrie_evicted_bytes_total", "counter", "Bytes freed by evictions", "bytes_freed"
     ),
     Metric("kvtrie_demotions_total", "counter", "Stores of a block begun into here", "demoted"),
     Metric("kvtrie_promotions_total", "counter", "Loads of a block begun out of here", "promoted"),
-    Metric("kvtrie_read_bytes_total", "counter", "Bytes that moves read from here", "bytes_read"),
+    Metric("kvtrie_read_bytes_total", "counter", "Bytes read from here by moves", "bytes_read"),
     Metric(
-        "kvtrie_written_bytes_total", "counter", "Bytes that moves wrote to here", "bytes_written"
+        "kvtrie_written_bytes_total", "counter", "Bytes written to here by moves", "bytes_written"
     ),
-    Metric("kvtrie_moves_total", "counter", "Moves into here that began", "moves"),
-    Metric("kvtrie_failed_moves_total", "counter", "Moves into here that failed", "failed"),
+    Metric("kvtrie_moves_total", "counter", "Started moves into here", "moves"),
+    Metric("kvtrie_failed_moves_total", "counter", "Failed moves into here", "failed"),
     Metric(
         "kvtrie_compared_victims_total", "counter",
-        "Times that an audit compared the next victim with the least by unrounded costs",
+        "Victims compared by an audit with the minimum by unrounded costs",
         "compared",
     ),
     Metric(
-        "kvtrie_regrets_total", "counter", "Times that its value was above the least", "regrets",
+        "kvtrie_regrets_total", "counter", "Compared victims with a value above the minimum",
+        "regrets",
     ),
     Metric("kvtrie_slots", "gauge", "All slots", "slots"),
     Metric("kvtrie_free_slots", "gauge", "Slots that can be written at once", "free"),
     Metric("kvtrie_coming_slots", "gauge", "Slots that only a store still reads", "coming"),
     Metric("kvtrie_evictable_copies", "gauge", "Copies that could be victims", "evictable"),
-    Metric("kvtrie_copies", "gauge", "Blocks that stand here", "copies"),
+    Metric("kvtrie_copies", "gauge", "Blocks with a copy here", "copies"),
     Metric("kvtrie_clean_copies", "gauge", "Copies that could leave without a loss", "clean"),
     Metric("kvtrie_dirty_copies", "gauge", "Copies that could not", "dirty"),
-    Metric("kvtrie_retained_copies", "gauge", "Copies that a hint retains", "retained"),
+    Metric("kvtrie_retained_copies", "gauge", "Copies retained by a hint", "retained"),
     Metric(
         "kvtrie_group_held_slots", "gauge",
-        "Slots of a group of layers that leases and resume points hold",
+        "Slots of a group of layers held by leases and resume points",
         "held", (*_BY_TIER, "group"),
     ),
     Metric(
@@ -210,7 +211,7 @@ KEPT_METRICS = (
     ),
     Metric(
         "kvtrie_host_lost_blocks_total", "counter",
-        "Blocks of earlier processes that were misses, by reason",
+        "Missed blocks of earlier processes, by reason",
         "lost_blocks", (*_BY_MANAGER, "reason"),
     ),
 )  # fmt: skip
@@ -218,7 +219,7 @@ KEPT_METRICS = (
 
 MISSED_METRICS = (
     Metric(
-        "kvtrie_missed_tokens_total", "counter", "Prompt tokens that engines computed, by cause",
+        "kvtrie_missed_tokens_total", "counter", "Prompt tokens computed by engines, by cause",
         "missed_tokens", (*_BY_MANAGER, "cause"),
     ),
 )  # fmt: skip
@@ -237,12 +238,12 @@ REMOTE_METRICS = (
     ),
     Metric(
         "kvtrie_remote_written_bytes_total", "counter",
-        "Bytes of blocks that a put found or wrote in the shared store",
+        "Bytes of blocks found or written by a put in the shared store",
         "bytes_written", _BY_MANAGER,
     ),
     Metric(
         "kvtrie_remote_refuted_beliefs_total", "counter",
-        "Blocks that were believed to be in the shared store and were not",
+        "Blocks believed to be in the shared store but missing",
         "refuted", _BY_MANAGER,
     ),
     Metric(
