@@ -88,16 +88,16 @@ def results(name: str) -> Callable[[dict[str, Any]], str]:
             if row["peer"] is not None and not left_out:
                 lines.setdefault(row["what"], []).append(row)
         return grid(
-            f"Row {when(record['place'])} | Ours | Others (times ours is better) | Goal",
+            f"Row {when(record['place'])} | Ours | Peer (ratio, above 1 ours is better) | Goal",
             [
                 (
                     what.replace("beside", "and"),
                     f"{number(rows[0]['ours'])} {rows[0]['unit'].replace('us', 'µs')}",
-                    "; ".join(
+                    "<br>".join(
                         f"{row['peer_name']} {number(row['peer'])} ({number(row['ratio'])})"
                         for row in rows
                     ),
-                    "; ".join(
+                    "<br>".join(
                         number(row["goal"]) + ("" if row["ok"] else ", **missed**")
                         for row in rows
                         if row["goal"] is not None
@@ -121,7 +121,7 @@ def disk(record: dict[str, Any]) -> str:
         f"{about['data_bytes'] >> 30} GiB of data, {about['file_system']}, queue "
         f"{about['queue']}, {more[0]['pairs']} pairs of {more[0]['seconds']} s, "
         f"page cache {'' if more[0]['page_cache_dropped'] else 'not '}dropped before each "
-        f"run. Load average, with what this itself puts on: {min(loads)} to {max(loads)}."
+        f"run. Load average, including this benchmark: {min(loads)} to {max(loads)}."
     )
     table = grid(
         "Blocks | | I/O | Depth | Ours, GB/s | fio, GB/s | Ratio, median (quartiles) "
