@@ -57,8 +57,8 @@ def measured(given: object) -> Iterator[tuple[str, Callable[[Path], Iterator[Res
     servers = {"redis": redis_rows, "seaweedfs": object_rows, "mooncake": namespaced}
     for size in (small, *large):
         for server, rows in servers.items():
-            here = store_servers.PROGRAMS[server].is_file()
-            if here and not given.quick and (server == "redis" or size is last):
+            installed = store_servers.PROGRAMS[server].is_file()
+            if installed and not given.quick and (server == "redis" or size is last):
                 yield f"{server} {size.name}", lambda at, rows=rows, s=size: rows(at, s, pairs)
         yield f"folder {size.name}", lambda at, size=size: folder_rows(at, size, pairs)
     yield "host hit", lambda at: hang_rows(at, small, pairs)

@@ -151,10 +151,12 @@ def costs(
 
 def of_peers(sizes: Sequence[int], screen: Console) -> list[dict[str, Any]]:
     """Medians of the peers that are installed, at each size up to `PEERS_TO` blocks."""
-    there = {name: play for name, play in PEERS.items() if referee.interpreter(play.environment)}
-    for name in PEERS.keys() - there.keys():
+    installed = {
+        name: play for name, play in PEERS.items() if referee.interpreter(play.environment)
+    }
+    for name in PEERS.keys() - installed.keys():
         screen.print(f"{name}: left out, not installed; `make peers` does it", highlight=False)
-    runs = [(name, play, size) for name, play in there.items() for size in sizes]
+    runs = [(name, play, size) for name, play in installed.items() for size in sizes]
     found: list[dict[str, Any]] = []
     for name, play, size in track(runs, "Peers", console=screen, transient=True):
         if size <= PEERS_TO:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from kvtrie._kvtrie import Simulation
-    from kvtrie.sim.readers.rows import More, Record, RowWithMore
+    from kvtrie.sim.readers.rows import OptionalFields, Record, RowWithMore
     from kvtrie.sim.trace import TraceRequest
 
 OUT = ROOT / "benches/results/sharing.json"
@@ -123,7 +123,7 @@ class Prober:
         # The last token of a prompt is computed in any case.
         tokens = np.array([*text, next(self._fresh)], dtype=np.uint32)
         whose = scope(self._mode, tenant)
-        more: More = {} if whose is None else {"scope": whose}
+        more: OptionalFields = {} if whose is None else {"scope": whose}
         return next(self._sent) * 1_000_000_000, tokens, len(tokens), 1, None, more
 
 

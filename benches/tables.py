@@ -145,10 +145,10 @@ def engines(record: dict[str, Any]) -> str:
     servers = [
         (
             name,
-            f"{1e3 * median(told['computed_s']):,.0f} ms" if told["computed_s"] else "-",
-            f"{1e3 * median(took for took, _ in told['found']):,.0f} ms" if told["found"] else "-",
+            f"{1e3 * median(row['computed_s']):,.0f} ms" if row["computed_s"] else "-",
+            f"{1e3 * median(took for took, _ in row['found']):,.0f} ms" if row["found"] else "-",
         )
-        for name, told in record["servers"].items()
+        for name, row in record["servers"].items()
     ]
     most = record.get("most", {})
     goals = [

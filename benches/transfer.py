@@ -51,10 +51,10 @@ def rows_of(lines: list[Line]) -> list[Result]:
     """A row per part and block size, compared with the peer."""
     rows: list[Result] = []
     for part in PARTS:
-        here = [line for line in lines if line.what == f"layerwise.{part}"]
-        peers = [line for line in here if line.peer != OURS]
+        lines_of_part = [line for line in lines if line.what == f"layerwise.{part}"]
+        peers = [line for line in lines_of_part if line.peer != OURS]
         for block in (256, 16):
-            ours = [x for x in here if x.peer == OURS and x.context["block"] == block]
+            ours = [x for x in lines_of_part if x.peer == OURS and x.context["block"] == block]
             best, other = min(x.value for x in ours), min(x.value for x in peers)
             ratio = round(other / best, 2)
             goal = GOALS[part, block] if peers[0].peer == "LMCache" else None

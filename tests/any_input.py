@@ -21,13 +21,13 @@ EXTREMES = (
 _ANY = st.sampled_from(EXTREMES)
 
 
-def _places(value, here=()):
+def _places(value, found=()):
     """The paths of all values of a document."""
-    yield here
+    yield found
     items = value.items() if isinstance(value, dict) else ()
     items = enumerate(value) if isinstance(value, list) else items
     for key, one in items:
-        yield from _places(one, (*here, key))
+        yield from _places(one, (*found, key))
 
 
 def changed(*documents, most=3):

@@ -101,7 +101,7 @@ def serve(row, kind, seed):
                     engine = engine.successor()
                 engine.serve(Request.batch(draw))
                 if draw.random() < 0.5:
-                    engine.settle()
+                    engine.drain_without_faults()
             engine.close()
         except Exception as error:  # noqa: BLE001 - counted, whatever it is
             row.stuck += 1

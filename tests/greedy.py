@@ -185,7 +185,7 @@ REQUIRED = {
         "predict": {"ids": []},
         "reset": {},
         "resume_needs": {"border": 0},
-        "saw_lane": {"lane": "gpu read", "busy_ns": 1},
+        "add_lane_busy": {"lane": "gpu read", "busy_ns": 1},
         "sessions": {},
         "set_costs": {"ids": [], "costs": []},
         "snapshot": {},

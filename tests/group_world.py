@@ -128,9 +128,9 @@ class World:
 
     def check(self, lease, tokens):
         """Compare what the lease holds on the first tier, and all blocks of it below."""
-        settled = not self.executor.poll()  # otherwise stores may be writing
+        stores_ended = not self.executor.poll()  # otherwise stores may be writing
         for group, _ in enumerate(self.model.groups):
-            for tier, pool in enumerate(self.memory[: 1 + settled]):
+            for tier, pool in enumerate(self.memory[: 1 + stores_ended]):
                 table = lease.slots(tier, group)[: len(tokens) // SIZE].tolist()
                 for place, slot in enumerate(table):
                     if slot != NOTHING:

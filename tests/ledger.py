@@ -380,7 +380,7 @@ class Ledger:
             assert (tier.misses, tier.hit_age.count) == (rest, tier.hits)
             assert tier.evicted == sum(tier.evictions.values()) == tier.evict_age.count
             assert tier.evicted == tier.evicted_clean + tier.evicted_dirty + tier.dropped
-            settled = [
+            complete = [
                 (copy.layer_lo, copy.layer_hi) == (copy.coming_lo, copy.coming_hi)
                 for (where, _), copy in self.witness.copies.items()
                 if where == at
@@ -392,7 +392,7 @@ class Ledger:
             ]
             failed = any(f.failed for f in self.witness.flights.values())
             if self.known and not failed and not self.cut_off():
-                assert tier.copies == sum(settled) + sum(hidden)
+                assert tier.copies == sum(complete) + sum(hidden)
                 assert tier.retained == sum(
                     self.world.priority(block, self.now) > NORMAL
                     for block in self.world.present[at]

@@ -49,7 +49,7 @@ class World:
         rooms: the blocks of each tier: gpu, host, disk, remote.
         layers: per tier, the usable layers of each block, stored there or in flight to it.
         present: per tier, all blocks that take room there, of use or not.
-        settled: per tier, those of them that no move reads or writes.
+        idle_blocks: per tier, those of them that no move reads or writes.
         bad: per tier, those whose bytes could not be delivered.
         pinned: blocks that a lease holds.
         access: when each block was last used; under `checkerboard` its session.
@@ -70,7 +70,7 @@ class World:
     rooms: tuple[int, ...] = ()
     layers: list[dict[tuple, frozenset]] = field(default_factory=list)
     present: list[set[tuple]] = field(default_factory=list)
-    settled: list[set[tuple]] = field(default_factory=list)
+    idle_blocks: list[set[tuple]] = field(default_factory=list)
     bad: list[set[tuple]] = field(default_factory=list)
     pinned: set[tuple] = field(default_factory=set)
     access: dict[tuple, int] = field(default_factory=dict)
@@ -140,10 +140,10 @@ class World:
         return (*value, cost, self.access[block])
 
     def may_leave(self, tier):
-        """The blocks that may be victims: settled, on the first tier unpinned, and leaves."""
+        """The blocks that may be victims: idle, on the first tier unpinned, and leaves."""
         return {
             block
-            for block in self.settled[tier]
+            for block in self.idle_blocks[tier]
             if (tier > 0 or block not in self.pinned)
             and (self.holes or not self.children(block, self.present[tier]))
         }
@@ -202,9 +202,9 @@ class Room:
         world = self.world
         if below == len(world.present) or block in world.bad[below]:
             return False
-        there = block in world.present[below]
+        stored_below = block in world.present[below]
         # A copy that failed on its way there still takes its slot.
-        stuck = there and not world.layers[below].get(block)
+        stuck = stored_below and not world.layers[below].get(block)
         if stuck or (below, block) in world.unwritable:
             return False
         joined = world.layers[below].get(block, frozenset()) | dirty
@@ -217,12 +217,12 @@ class Room:
                 return False  # it cannot pass through the host
             world.spare[HOST] -= 1
         self.moving.append(block)
-        made = self.make(below, 0 if there else 1)
+        made = self.make(below, 0 if stored_below else 1)
         self.moving.pop()
         if not made:
             return False
         world.present[below].add(block)
-        world.settled[below].discard(block)
+        world.idle_blocks[below].discard(block)
         world.layers[below][block] = joined
         return True
 
@@ -241,7 +241,7 @@ class Room:
         if self.dropping:
             gone |= {other for other in everywhere if other[: len(block)] == block}
         for each in gone:
-            quiet = all(each in world.settled[t] for t in tiers if each in world.present[t])
+            quiet = all(each in world.idle_blocks[t] for t in tiers if each in world.present[t])
             stay = set(world.children(each, everywhere)) - gone
             if not quiet or each in world.pinned or each in self.moving or stay:
                 return False
@@ -255,7 +255,7 @@ class Room:
     def _leave(self, tier, block, reason):
         self.log.append((tier, block, reason))
         self.world.layers[tier].pop(block, None)
-        for each in (self.world.present, self.world.settled, self.world.bad):
+        for each in (self.world.present, self.world.idle_blocks, self.world.bad):
             each[tier].discard(block)
         self.world.spare[tier] += 1
         self.free[tier] |= self.world.may_leave(tier)

@@ -159,7 +159,7 @@ class Campaign:
             else:
                 self._replace(self.rng.randrange(PROCESSES))
                 self._count("kill of a process")
-        self.settle()
+        self.wait_for_requests()
 
     def _count(self, kind):
         self.operations[kind] += 1
@@ -177,7 +177,7 @@ class Campaign:
         """Two processes compute and write the same new prompt at once."""
         self._fresh += 1
         tokens = [1_000_000 + self._fresh * 100 + at for at in range(24)]
-        self.settle()
+        self.wait_for_requests()
         for worker in self.rng.sample(self.workers, 2):
             self._send(worker, Task(tokens))
 
@@ -223,7 +223,7 @@ class Campaign:
                     self.after[self._last] += 1
         return replies
 
-    def settle(self):
+    def wait_for_requests(self):
         """Wait for all requests; the last reply of each worker."""
         replies = {}
         while any(worker.busy for worker in self.workers):
@@ -272,7 +272,7 @@ class Campaign:
         for tokens in prompts:
             for worker in self.workers:
                 self._send(worker, Task(tokens, "all"))
-            for worker, reply in self.settle().items():
+            for worker, reply in self.wait_for_requests().items():
                 hits, worker.calls = hits + reply.hit, reply.calls
         after = [worker.calls for worker in self.workers]
         return hits, all(map(int.__lt__, before, after))

@@ -29,13 +29,13 @@ def tokens(blocks, start=0):
 def serve(manager, prompt, now, **asked):
     """A whole request: acquire, commit, release, with all moves carried out."""
     lease = manager.acquire(prompt, now=now, **asked)
-    settle(manager, now)
+    complete_all_moves(manager, now)
     lease.commit(prompt[lease.matched :], now=now)
     lease.release(now=now)
-    settle(manager, now)
+    complete_all_moves(manager, now)
 
 
-def settle(manager, now):
+def complete_all_moves(manager, now):
     while len(moves := manager.moves()):
         manager.complete(moves.id, now=now)
 

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from serving import MODEL, demoting, one_tier, serve, settle, tokens, two_tiers
+from serving import MODEL, complete_all_moves, demoting, one_tier, serve, tokens, two_tiers
 
 from kvtrie import (
     BlockManager,
@@ -233,10 +233,10 @@ def test_a_duplicate_is_told():
     two = manager.acquire(tokens(1), now=1, reserve=4)
     own = two.slots(0)[0]
     won = one.commit(tokens(1), now=2).new
-    told = two.commit(tokens(1), now=2)
-    assert told.new.size == 0
-    assert told.duplicate.tolist() == [own]
-    assert told.canonical.tolist() == won.tolist()
+    committed = two.commit(tokens(1), now=2)
+    assert committed.new.size == 0
+    assert committed.duplicate.tolist() == [own]
+    assert committed.canonical.tolist() == won.tolist()
 
 
 def test_fork_truncate_and_the_copy_before_a_write():
@@ -268,7 +268,7 @@ def test_suspend_and_resume():
     lease = manager.acquire(tokens(3), now=1, session="chat")
     lease.commit(tokens(3), now=1)
     lease.suspend(now=2)
-    settle(manager, 3)
+    complete_all_moves(manager, 3)
     assert (lease.state, lease.tokens, lease.session) == ("suspended", 12, "chat")
     with pytest.raises(ClosedError, match="suspended"):
         lease.commit([1], now=3)
@@ -277,7 +277,7 @@ def test_suspend_and_resume():
     plan = lease.resume(4, now=4)
     assert lease.state == "active"
     assert {span.action for span in plan.spans} <= {"load", "recompute", "reuse"}
-    settle(manager, 5)
+    complete_all_moves(manager, 5)
     lease.commit(tokens(3)[lease.matched :], now=6)
     assert lease.tokens == 12
     with pytest.raises(ConfigError, match="not suspended"):
@@ -308,13 +308,14 @@ def test_an_explanation_is_the_product_of_its_terms():
     serve(manager, tokens(4), now=0, session="chat")
     blocks = manager.lookup(tokens(4), now=0, keep=0).blocks
     for at, block in enumerate(blocks):
-        told = manager.explain(block, now=2 * 10**9)
-        assert told.weights["position"] == (at + 1) / 4
-        product = told.terms["base"] * told.weights["layer"] * told.weights["position"]
-        assert told.cost == pytest.approx(product)
-        assert told.value == pytest.approx(told.cost / 2)
-        assert (told.idle, told.layers) == (2 * 10**9, (0, 4))
-        assert told.rank == (0 if at == 3 else None)  # leaf-only: only the last may leave
+        explained = manager.explain(block, now=2 * 10**9)
+        assert explained.weights["position"] == (at + 1) / 4
+        weights = explained.weights
+        product = explained.terms["base"] * weights["layer"] * weights["position"]
+        assert explained.cost == pytest.approx(product)
+        assert explained.value == pytest.approx(explained.cost / 2)
+        assert (explained.idle, explained.layers) == (2 * 10**9, (0, 4))
+        assert explained.rank == (0 if at == 3 else None)  # leaf-only: only the last may leave
         one = manager.explain(block.block, now=2 * 10**9, layer=3)
         assert one.cost == pytest.approx(manager.cost(3, at, 4, 4 * at))
         assert (one.weights["layer"], one.layers) == (0.25, (3, 4))
@@ -355,16 +356,16 @@ def test_events_of_residency():
     assert (len(first.key), second.parent, first.number, second.number) == (32, first.key, 0, 1)
     # Both go to host: a copy that leaves is gone, and arrives below when its move has ended.
     serve(manager, tokens(2, start=100), now=2)
-    told = manager.take_events()
+    events = manager.take_events()
     keys = {first.key: "first", second.key: "second"}
-    said = [(event.kind, keys.get(event.key, "new"), event.tier) for event in told]
+    said = [(event.kind, keys.get(event.key, "new"), event.tier) for event in events]
     assert said[:2] == [("removed", "second", 0), ("removed", "first", 0)]
     assert sorted(said[2:]) == [
         *[("stored", whose, tier) for whose, tier in [("first", 1), ("new", 0), ("new", 0)]],
         ("stored", "second", 1),
     ]
-    assert [event.number for event in told] == list(range(2, 8))
-    assert repr(told[0]).startswith("Event(kind='removed', at=2, block=0x")
+    assert [event.number for event in events] == list(range(2, 8))
+    assert repr(events[0]).startswith("Event(kind='removed', at=2, block=0x")
     # The same tokens have the same keys in another manager.
     other = two_tiers(gpu=2, host=2, events=100, events_of="residency")
     serve(other, tokens(2), now=1)
@@ -489,6 +490,6 @@ def test_threads_share_one_manager():
     for thread in threads:
         thread.join()
     assert wrong == []
-    settle(manager, 100)
+    complete_all_moves(manager, 100)
     assert manager.stats().leases == 0
     manager.audit()

@@ -162,11 +162,11 @@ def test_quick_evaluations_print_intervals_and_goals(record, tmp_path, monkeypat
 
 
 def test_every_bench_and_evaluation_of_the_makefile_is_run_or_has_a_record():
-    text, here = (ROOT / "Makefile").read_text(), Path(__file__).read_text()
+    text, this_file = (ROOT / "Makefile").read_text(), Path(__file__).read_text()
     kept = {path.stem for path in evaluation.RESULTS.glob("*.json")} | {"against", "instructions"}
     for kind, name in re.findall(r"^#: (bench|eval)-([a-z-]+):", text, re.MULTILINE):
         module = name.replace("-", "_") if kind == "bench" else f"eval_{name}"
-        assert module in kept or re.search(rf'"{module}(\.__main__)?"', here), module
+        assert module in kept or re.search(rf'"{module}(\.__main__)?"', this_file), module
 
 
 def test_runs_of_a_recording_are_simulated_with_each_term_and_without(tmp_path):

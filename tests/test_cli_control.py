@@ -86,7 +86,7 @@ def test_another_server_on_the_socket_is_an_error(capsys, tmp_path):
     assert (status, "does not answer as a control socket" in err) == (2, True)
 
 
-def test_why_lists_causes_and_parting_points(served, capsys):
+def test_why_lists_causes_and_divergence_points(served, capsys):
     engine, path = served
     assert "no prompt has diverged" in run(capsys, "why", path)[1]
     asked = np.insert(TEXT, 37, 7).astype(np.uint32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from serving import MODEL, one_tier, serve, settle, tokens
+from serving import MODEL, complete_all_moves, one_tier, serve, tokens
 from surface import methods
 
 from kvtrie import BlockManager, ConfigError, Index, Tier
@@ -85,10 +85,10 @@ def hit_rate(policy, wrong=None, call=None):
         serve(manager, np.append(prompts[which], 7), now=now)
         if wrong is not None and at == REQUESTS // 3:
             with manager.acquire(tokens(1), now=now) as lease:
-                settle(manager, now)
+                complete_all_moves(manager, now)
                 lease.commit(tokens(1)[lease.matched :], now=now)
                 CALLS[call](manager, lease, wrong)
-                settle(manager, now)
+                complete_all_moves(manager, now)
     stats = manager.stats()
     assert stats.now < REQUESTS * SECOND
     manager.audit()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from serving import ABSENT, MODEL, settle, tokens, two_tiers
+from serving import ABSENT, MODEL, complete_all_moves, tokens, two_tiers
 
 from kvtrie import BlockManager, ConfigError, Moves, Tier
 from kvtrie.errors import ClosedError
@@ -154,7 +154,7 @@ def test_resume_loads_the_given_blocks(load, loaded):
     with pytest.raises(ConfigError, match="not 'some'"):
         lease.resume(now=7, load="some")
     assert lease.state == "suspended"
-    settle(manager, 8)
+    complete_all_moves(manager, 8)
     assert manager.stats().moves == 0
 
 
@@ -176,7 +176,7 @@ def test_what_the_engine_shares_is_left_out_of_the_loads():
     ]:
         with pytest.raises(ConfigError, match=message):
             lease.load(blocks=blocks, now=6)
-    settle(manager, 7)
+    complete_all_moves(manager, 7)
     lease.commit([], now=8)
     assert lease.release(now=9).size == 0
 

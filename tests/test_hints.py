@@ -8,7 +8,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 from keeping import SECOND, WALL, Clock, ask, kv, prompt, serving
-from serving import MODEL, one_tier, serve, settle, tokens, two_tiers
+from serving import MODEL, complete_all_moves, one_tier, serve, tokens, two_tiers
 
 from kvtrie import (
     BlockManager,
@@ -27,7 +27,7 @@ from kvtrie import (
 def say(manager, hint, now):
     [reply] = manager.hint([hint], now=now)
     manager.audit()
-    return reply.answer, reply.blocks, reply.left
+    return reply.answer, reply.blocks, reply.not_applied
 
 
 def priorities(manager, sequence, now, tier=0):
@@ -56,17 +56,17 @@ def test_an_answer_says_how_far_a_hint_reaches():
     manager = one_tier(blocks=8)
     serve(manager, tokens(2), now=1)
     [reply] = manager.hint([Retain(tokens=tokens(3), priority=70)], now=2)
-    assert (reply.answer, reply.blocks, reply.left) == ("deferred", 2, 1)
+    assert (reply.answer, reply.blocks, reply.not_applied) == ("deferred", 2, 1)
     assert reply.reason == "1 blocks are not cached yet"
     assert "deferred" in repr(reply)
     serve(manager, tokens(4), now=3)
     assert priorities(manager, tokens(4), 4) == [70, 70, 70, 35]
     [reply] = manager.hint([Retain(tokens=tokens(4), priority=70, owner="b")], now=5)
-    assert (reply.answer, reply.blocks, reply.left) == ("accepted", 4, 0)
+    assert (reply.answer, reply.blocks, reply.not_applied) == ("accepted", 4, 0)
     assert reply.reason == ""
     serve(manager, tokens(1, start=50), now=6)
     [reply] = manager.hint([Retain(tokens=tokens(1, start=50), priority=70)], now=7)
-    assert (reply.answer, reply.left) == ("clipped", 1)
+    assert (reply.answer, reply.not_applied) == ("clipped", 1)
     assert "retained_share" in reply.reason
     assert manager.hint([], now=8) == []
 
@@ -111,12 +111,12 @@ def test_blocks_go_up_and_down_as_hints_say():
     manager = two_tiers(gpu=8, host=8)
     serve(manager, tokens(2), now=1)
     assert say(manager, Demote(tokens=tokens(2), tier=1), 2) == ("accepted", 2, 0)
-    settle(manager, 3)
+    complete_all_moves(manager, 3)
     tiers = [[c.tier for c in b.copies] for b in manager.lookup(tokens(2), now=4, keep=0).blocks]
     assert tiers == [[1], [1]]
     assert say(manager, Prefetch(tokens=tokens(2), deadline=4), 4) == ("rejected", 0, 2)
     assert say(manager, Prefetch(tokens=tokens(2)), 5) == ("accepted", 2, 0)
-    settle(manager, 6)
+    complete_all_moves(manager, 6)
     assert manager.acquire(tokens(2), now=7, keep=0).ready()
 
 
@@ -133,7 +133,7 @@ def test_each_reply_has_a_code_that_no_name_can_forge():
     ]
     codes = [manager.hint([hint], now=2)[0].code for hint, _ in hints]
     assert codes == [code for _, code in hints]
-    settle(manager, 3)
+    complete_all_moves(manager, 3)
     assert [manager.hint([hint], now=9)[0].code for hint in (late, few)] == ["late", "crowded"]
     assert "code=" in repr(manager.hint([few], now=9)[0])
 

@@ -19,11 +19,11 @@ CHILD = Path(__file__).with_name("greedy.py")
 
 def run(tmp_path, share):
     """Reports of the child, except of calls that went as they should."""
-    told = tmp_path / "told"
+    output = tmp_path / "output"
     made = subprocess.run(
-        [sys.executable, CHILD, told, share], capture_output=True, text=True, check=False
+        [sys.executable, CHILD, output, share], capture_output=True, text=True, check=False
     )
-    lines = told.read_text(encoding="utf-8").splitlines()
+    lines = output.read_text(encoding="utf-8").splitlines()
     assert made.returncode == 0, (lines[-1:], made.stderr[-3000:])
     assert lines[-1].startswith("END ")
     assert [line for line in lines if line.startswith("FAILED")] == []

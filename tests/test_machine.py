@@ -24,6 +24,7 @@ MOUNTS = """\
 32 22 0:41 / /data/a\\040b rw - xfs /dev/sdb rw
 33 22 0:42 / /data rw - btrfs /dev/sdc rw
 """
+MALFORMED = ("", "34", "35 22 0:43 /", "36 22 0:44 / - ext3 /dev/sdd rw", " - zfs tank rw")
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,15 @@ def test_a_folder_has_the_file_system_of_the_mount_above_it(tmp_path, folder, ki
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/mountinfo").write_text(MOUNTS)
     assert file_system(folder, tmp_path) == kind
+
+
+@pytest.mark.parametrize("row", MALFORMED)
+def test_malformed_mounts_are_skipped(tmp_path, row):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/mountinfo").write_text(f"{row}\n{MOUNTS}{row}\n")
+    assert file_system("/data/kv", tmp_path) == "btrfs"
+    (tmp_path / "proc/self/mountinfo").write_text(f"{row}\n")
+    assert file_system("/data/kv", tmp_path) == ""
 
 
 def test_what_a_system_does_not_report_is_empty(tmp_path):

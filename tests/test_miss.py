@@ -92,7 +92,7 @@ class Twin:
             self.opened[plain(scope), session] = len(self.opened_order)
             self.opened_order.append(session)
 
-    def settle(self):
+    def update_ghosts(self):
         """Move blocks that left the cache to the ghosts, the deepest first."""
         left = [block for block in self.blocks if not self.alive(block)]
         for block in sorted(left, key=lambda one: -len(one.content)):
@@ -153,19 +153,20 @@ class Twin:
             else:
                 found[tiers[0]] += SIZE
         chosen = self.candidates(whose, path, rest, session, limit, scope)
-        parted = max((common(b.content[len(path) :], rest) for b in chosen), default=None)
-        if parted is not None and parted >= len(rest):
-            parted, chosen = None, []
+        diverging = max((common(b.content[len(path) :], rest) for b in chosen), default=None)
+        if diverging is not None and diverging >= len(rest):
+            diverging, chosen = None, []
         branches, other = [], self.elsewhere(whose, content, known)
-        for block in chosen if parted is not None else ():
+        for block in chosen if diverging is not None else ():
             last = self.follow(whose, block)
             branch = last.content[len(path) :]
-            if is_digest(rest[parted : parted + 1]) and is_digest(branch[parted : parted + 1]):
+            own, others = rest[diverging : diverging + 1], branch[diverging : diverging + 1]
+            if is_digest(own) and is_digest(others):
                 pairs = zip(rest, branch, strict=False)
                 alike = [(is_digest([a]) and is_digest([b])) or a == b for a, b in pairs]
                 shared = [*alike, False].index(False)
                 other = max(other, shared // SIZE * SIZE)
-            after, asked = branch[parted:], rest[parted:]
+            after, asked = branch[diverging:], rest[diverging:]
             branches.append((
                 [t[0] if isinstance(t, tuple) else t for t in after[:64]],
                 len(after),
@@ -175,7 +176,7 @@ class Twin:
             ))  # fmt: skip
         evicted = self.evicted(whose, content, known)
         most = max((branch[4] for branch in branches), default=0)
-        diverged = most and most * 10 >= 3 * (len(rest) - parted)
+        diverged = most and most * 10 >= 3 * (len(rest) - diverging)
         end, elsewhere = known * SIZE + evicted, known * SIZE + other
         causes = []
         for start, stop, cause in (
@@ -187,8 +188,8 @@ class Twin:
         ):
             if start < stop:
                 causes.append((start, stop, cause))
-        parted_at = None if parted is None else len(path) + parted
-        return found, parted_at, branches, evicted, flying, other, causes
+        diverged_at = None if diverging is None else len(path) + diverging
+        return found, diverged_at, branches, evicted, flying, other, causes
 
     def candidates(self, whose, path, rest, session, limit, scope):
         newest = self.children(whose, path)[:64]
@@ -266,7 +267,7 @@ def seen(miss):
     ]
     return (
         miss.found,
-        miss.parted_at,
+        miss.diverged_at,
         branches,
         miss.evicted,
         miss.in_flight,
@@ -307,7 +308,7 @@ def play_world(seed):
     for _ in range(60):
         now += draw.randint(0, 1000)
         change_world(draw, twin, before, now)
-        twin.settle()
+        twin.update_ghosts()
         asked = np.array(draw_prompt(draw, before), dtype=np.uint32)
         scope = draw_scope(draw, len(asked))
         session, limit = draw.choice((None, "s", "t")), draw.choice((1, 2, 8))
@@ -318,12 +319,12 @@ def play_world(seed):
         cheap = twin.manager.explain_miss(asked, now=now, scope=scope, session=session, limit=0)
         whole = twin.manager.explain_miss(asked, now=now, scope=scope, session=session)
         assert cheap.branches == []
-        assert cheap.parted_at == whole.parted_at
+        assert cheap.diverged_at == whole.diverged_at
         rest = {"diverged": "new"}
         assert cheap.causes == [(a, b, rest.get(why, why)) for a, b, why in whole.causes]
-        known = (whole.parted_at or 0) // SIZE
+        known = (whole.diverged_at or 0) // SIZE
         key = bytes(twin.manager.keys(asked, scope=scope)[known - 1]) if known else None
-        assert cheap.parting == whole.parting == key
+        assert cheap.divergence == whole.divergence == key
         computed = sum(end - start for start, end, _ in miss.causes)
         unstored = sum(end - start for start, end, why in miss.causes if why == "not stored yet")
         assert computed + sum(miss.found) + miss.in_flight - unstored == miss.tokens == len(asked)
@@ -384,7 +385,7 @@ def test_another_tenant_changes_no_field():
             assert seen(answers[0]) == seen(answers[1])
             assert repr(answers[0]) == repr(answers[1])
     new = shared.explain_miss(texts[0], now=9, scope=Scope(tenant=b"c"))
-    assert (new.parted_at, new.branches, new.other_scope) == (None, [], 0)
+    assert (new.diverged_at, new.branches, new.other_scope) == (None, [], 0)
     assert new.causes == [(0, 80, "new")]
 
 
@@ -394,7 +395,7 @@ def test_a_token_that_is_inserted_parts_a_prompt_and_the_rest_recurs():
     Twin(cache).store(text, Scope(), "chat", 5)
     asked = np.insert(text, 37, 7).astype(np.uint32)
     miss = cache.explain_miss(asked, now=25)
-    assert (miss.found, miss.parted_at) == ([32], 37)
+    assert (miss.found, miss.diverged_at) == ([32], 37)
     (branch,) = miss.branches
     assert branch.tokens.tolist() == text[37:101].tolist()
     assert (branch.cached, branch.idle, branch.session) == (400 - 37, 20, "chat")

@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-from serving import ABSENT, MODEL, demoting, one_tier, serve, settle, tokens, two_tiers
+from serving import ABSENT, MODEL, complete_all_moves, demoting, one_tier, serve, tokens, two_tiers
 
 from kvtrie import BlockManager, ConfigError, Index, Lane, Moves, Tier, Transmission
 
@@ -118,8 +118,8 @@ def test_whatever_stands_for_an_integer_is_an_id():
     assert manager.complete(first, now=3) == 1
     assert manager.complete(Id(int(second)), now=3) == 1
     assert manager.complete(np.array(third), now=3) == 1
-    [told] = manager.commit_many(np.uint64(lease.id), [tokens(1, start=100)], now=4)
-    assert len(told.new) == 1
+    [committed] = manager.commit_many(np.uint64(lease.id), [tokens(1, start=100)], now=4)
+    assert len(committed.new) == 1
     for bad in (1.5, None, "1", [1.5], [[1]], np.array(1.5)):
         with pytest.raises(ConfigError):
             manager.complete(bad, now=5)
@@ -206,7 +206,7 @@ def test_a_failed_load_is_planned_anew():
     manager.complete(moves.id[moves.kind == 1], now=4)
     manager.complete(int(loads[0]), now=4, ok=False, error="flipped bits")
     manager.complete(loads[1:], now=4)
-    settle(manager, 4)
+    complete_all_moves(manager, 4)
     [failed] = manager.failed()
     assert (failed.lease, failed.reason, failed.stop - failed.start) == (
         lease.id,

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-from serving import MODEL, one_tier, serve, settle, tokens
+from serving import MODEL, complete_all_moves, one_tier, serve, tokens
 
 from kvtrie import BlockManager, ConfigError, Demote, Lane, Progress, Scope, Tier
 
@@ -32,7 +32,7 @@ def test_session_that_comes_later_leaves_first(later):
     for stem in range(2):
         eta = timedelta(seconds=900 if stem == later else 3)
         [reply] = manager.hint([Progress(session=str(stem), eta=eta)], now=3 * SECOND)
-        assert (reply.answer, reply.blocks, reply.left) == ("accepted", 2, 0)
+        assert (reply.answer, reply.blocks, reply.not_applied) == ("accepted", 2, 0)
     serve(manager, tokens(2, start=900), now=4 * SECOND)
     manager.audit()
     assert [found(manager, stem, 5 * SECOND) for stem in range(2)] == [2 * later, 2 * (1 - later)]
@@ -57,7 +57,7 @@ def test_a_path_that_two_sessions_have_waits_for_the_sooner_one():
             manager.hint([Progress(session="0", eta=3 * SECOND)], now=3 * SECOND)
         [reply] = manager.hint([Progress(session=name, eta=eta * SECOND)], now=3 * SECOND)
         clipped = name == "also 0"
-        assert (reply.answer, reply.left) == (("clipped", 2) if clipped else ("accepted", 0))
+        assert (reply.answer, reply.not_applied) == (("clipped", 2) if clipped else ("accepted", 0))
     serve(manager, tokens(2, start=900), now=4 * SECOND)
     assert [found(manager, stem, 5 * SECOND) for stem in range(2)] == [2, 0]
 
@@ -71,7 +71,7 @@ def test_a_reply_says_nothing_of_the_sessions_of_other_tenants():
         [reply] = manager.hint(
             [Progress(session="s", eta=eta * SECOND, scope=scope)], now=3 * SECOND
         )
-        assert (reply.answer, reply.blocks, reply.left) == ("accepted", 2, 0)
+        assert (reply.answer, reply.blocks, reply.not_applied) == ("accepted", 2, 0)
 
 
 def loading():
@@ -82,7 +82,7 @@ def loading():
     manager = BlockManager(MODEL, tiers, block_tokens=BLOCK, policy="learned")
     serve(manager, tokens(2), now=SECOND, session="0")
     manager.hint([Demote(session="0", tier="host")], now=2 * SECOND)
-    settle(manager, now=2 * SECOND)
+    complete_all_moves(manager, now=2 * SECOND)
     return manager
 
 

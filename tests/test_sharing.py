@@ -84,7 +84,7 @@ def test_replies_do_not_depend_on_other_tenants():
             Demote(tokens=PROMPT, tier="host", scope=tenant(0)),
         ]
         replies.append([str(reply) for reply in manager.hint(hints, now=2)])
-        assert manager.explain_miss(PROMPT, now=2, scope=tenant(2)).parted_at is None
+        assert manager.explain_miss(PROMPT, now=2, scope=tenant(2)).diverged_at is None
     assert replies[0] == replies[1]
 
 

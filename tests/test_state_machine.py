@@ -421,7 +421,7 @@ class Machine(Ledger, RuleBasedStateMachine):
         replies, error = self.call(
             name,
             lambda m: [
-                (r.answer, r.blocks, r.left, r.reason) for r in m.hint([hint], now=self.now)
+                (r.answer, r.blocks, r.not_applied, r.reason) for r in m.hint([hint], now=self.now)
             ],
         )
         assert error is None

@@ -57,12 +57,12 @@ def test_dictionaries_have_every_attribute():
     def public(thing, but):
         return {name for name in dir(type(thing)) if not name.startswith("_")} - but
 
-    told = stats.as_dict()
-    assert told.keys() == public(stats, {"since", "as_dict"})
-    tier = told["tiers"]["gpu"]
+    as_dict = stats.as_dict()
+    assert as_dict.keys() == public(stats, {"since", "as_dict"})
+    tier = as_dict["tiers"]["gpu"]
     assert tier.keys() == public(stats.tiers["gpu"], {"kind"})
     assert tier["hit_age"].keys() == {"count", "sum", "p50", "p90", "p99", "max"}
-    lane = next(iter(told["lanes"].values()))
+    lane = next(iter(as_dict["lanes"].values()))
     assert lane.keys() == public(next(iter(stats.lanes.values())), set())
     assert tier["dirty"] == stats.tiers["gpu"].dirty
     assert tier["evictions"] == dict(stats.tiers["gpu"].evictions)
@@ -96,12 +96,12 @@ def test_lanes_are_named():
     lane = manager.stats().lanes["up"]
     assert (lane.bytes, lane.free_at) == (MODEL.block_bytes(16), 10 + lane.predicted_ns)
     assert lane.busy_ns == 0  # no call has reported that it carried anything
-    manager.saw_lane("up", busy_ns=7)
-    manager.saw_lane("up", busy_ns=5)
+    manager.add_lane_busy("up", busy_ns=7)
+    manager.add_lane_busy("up", busy_ns=5)
     assert manager.stats().lanes["up"].busy_ns == 12
     assert "busy_ns" in repr(lane)
     with pytest.raises(ConfigError, match="no lane 'down'"):
-        manager.saw_lane("down", busy_ns=1)
+        manager.add_lane_busy("down", busy_ns=1)
 
 
 def test_reset_keeps_the_counters_and_counts_what_stood():
@@ -173,13 +173,13 @@ def test_what_the_log_says_of_a_victim_is_what_explain_said():
     entries = {
         manager.lookup(tokens(1, start=100 * at), now=50, keep=0).handles[0]: at for at in range(3)
     }
-    told = {block: manager.explain(int(block), now=60) for block in entries}
+    explained = {block: manager.explain(int(block), now=60) for block in entries}
     serve(manager, tokens(1, start=900), now=60)
     (left,) = manager.evictions()
-    why = told[left.block]
+    why = explained[left.block]
     assert (left.cost, left.idle, left.value) == (why.cost, why.idle, why.value)
     assert why.rank == 0
-    assert left.next_value == min(e.value for e in told.values() if e.rank == 1)
+    assert left.next_value == min(e.value for e in explained.values() if e.rank == 1)
 
 
 def test_it_says_what_it_is():

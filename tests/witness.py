@@ -203,7 +203,7 @@ class Witness:
         coming = {(f.move.dst, f.block) for f in self.flights.values() if not f.own}
         seen = self.copies.keys() | self.entries.keys() | coming
         present = [{b for t, b in seen if t == tier} for tier in tiers]
-        settled = [
+        idle_blocks = [
             {b for b in present[t] if (t, b) in self.entries and not self.moving(t, b)}
             for t in tiers
         ]
@@ -217,8 +217,8 @@ class Witness:
             rooms=self.shape.rooms,
             layers=layers,
             present=present,
-            settled=settled,
-            bad=[{b for b in settled[t] if not layers[t].get(b)} for t in tiers],
+            idle_blocks=idle_blocks,
+            bad=[{b for b in idle_blocks[t] if not layers[t].get(b)} for t in tiers],
             pinned=pinned,
             access={block: access[block] for block in self.living},
             uses={block: uses[block] for block in self.living},

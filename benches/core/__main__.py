@@ -76,11 +76,11 @@ def play(
     with Progress(console=screen, transient=True) as bar:
         task = bar.add_task("Playing", total=sum(map(len, plays)))
         for game, turns in zip(games, plays, strict=True):
-            here, began = place(), time.monotonic()
+            machine, began = place(), time.monotonic()
             lines = [line for turn in turns for line in watched(turn, bar, task)]
             shares = check(lines)
             where["games"][game.name] = {
-                **here,
+                **machine,
                 "policy": DEFAULT_POLICY,
                 "load_after": place()["load"],
                 "seconds": round(time.monotonic() - began),

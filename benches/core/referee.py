@@ -66,9 +66,9 @@ def schedule(games: Iterable[Game], rounds: int, *, peers: bool) -> list[Play]:
     """Every play in its order: by game, by round, peers first and ours after them."""
     plays: list[Play] = []
     for game in games:
-        there = [*(game.peers if peers else ()), *game.ours]
-        there = [play for play in there if interpreter(play.environment) is not None]
-        plays += there * (1 if game.once else rounds)
+        players = [*(game.peers if peers else ()), *game.ours]
+        players = [play for play in players if interpreter(play.environment) is not None]
+        plays += players * (1 if game.once else rounds)
     return plays
 
 

@@ -25,19 +25,21 @@ class PlainWorker(OffloadingWorker):
 
     def __init__(self, kv_caches, chunks, blocks_per_chunk):
         assert blocks_per_chunk == 1
-        self.here = [
+        self.device_pages = [
             each.tensor.view(torch.int8).view(-1, each.page_size_bytes)
             for each in kv_caches.tensors
         ]
-        self.there = [torch.zeros(chunks, each.shape[1], dtype=torch.int8) for each in self.here]
+        self.host_pages = [
+            torch.zeros(chunks, each.shape[1], dtype=torch.int8) for each in self.device_pages
+        ]
         self.done = []
 
     def submit_store(self, job_id, src_spec, dst_spec):
-        self._copy(self.here, src_spec, self.there, dst_spec)
+        self._copy(self.device_pages, src_spec, self.host_pages, dst_spec)
         return self._end(job_id)
 
     def submit_load(self, job_id, src_spec, dst_spec):
-        self._copy(self.there, src_spec, self.here, dst_spec)
+        self._copy(self.host_pages, src_spec, self.device_pages, dst_spec)
         return self._end(job_id)
 
     def get_finished(self):

@@ -94,7 +94,7 @@ class Timed:
         took = time.perf_counter() - begun
         return took, output.num_cached_tokens or 0, output.outputs[0].token_ids[0]
 
-    def settle(self, folder):
+    def end_stores(self, folder):
         """Let stores end, and empty vLLM's cache and the system's."""
         connector = self.core.scheduler.connector
         until = time.monotonic() + 60
@@ -129,21 +129,21 @@ def main():
     given = parser.parse_args()
     timed = Timed(given)
     timed.ask(1_000_000)  # compiles what is compiled at first use
-    timed.settle("")  # or what it wrote leaves the next prompt no room on host
+    timed.end_stores("")  # or what it wrote leaves the next prompt no room on host
     if given.what == "lmcache" and not timed.ask(1_000_000)[1]:
         sys.exit("LMCache has kept nothing")  # without copiers for its device it says so, and runs
     computed, found, right = [], [], {}
     for seed in range(0 if given.restarted else given.rounds):
         took, _, right[seed] = timed.ask(seed)
         computed.append(took)
-        timed.settle("")
-    timed.settle(given.disk)
+        timed.end_stores("")
+    timed.end_stores(given.disk)
     for seed in range(given.rounds if given.what != "none" else 0):
         took, cached, token = timed.ask(seed)
         assert token == right.get(seed, token), "another token than the one that was computed"
         assert cached or not given.restarted, "an earlier server's prompt was not found"
         found.append((took, cached))
-        timed.settle(given.disk)
+        timed.end_stores(given.disk)
     settings = {
         "what": given.what,
         "disk": bool(given.disk),

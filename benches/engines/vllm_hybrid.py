@@ -76,7 +76,7 @@ def there_and_back(server, seed):
     for _ in range(2):
         server.forget()
         server.answers([prompt], tokens=1)
-        server.settle()
+        server.wait_for_stores()
     assert server.found == PROMPT - servers.BLOCK, server.found
     return {lane: size - before[lane] for lane, size in lanes(server).items()}
 
@@ -92,7 +92,7 @@ def fill(server):
     for seed in range(100, 100 + FILL):
         server.answers([servers.prompt(seed, PROMPT)], tokens=1)
         if server.core.scheduler.connector is not None:
-            server.settle()
+            server.wait_for_stores()
         server.forget()
 
 

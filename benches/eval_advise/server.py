@@ -134,7 +134,7 @@ def play(server, turns, *, connected):
         paths[turn.who] = [*path, *output.outputs[0].token_ids]
         stats = output.metrics
         if connected:
-            server.settle()
+            server.wait_for_stores()
             found = server.kv_scheduler.cache.counters.tokens["host"]
         yield {
             "prompt": len(path),

@@ -59,7 +59,7 @@ class Record:
         causes: computed tokens by cause.
         at: the token that the explanation names.
         computed: computed tokens.
-        recurring: tokens after the parting that recur in a cached branch.
+        recurring: tokens after the divergence that recur in a cached branch.
         detail: a remark.
         answered: whether the request's own answer had an explanation.
     """
@@ -96,7 +96,7 @@ class WhyEvaluation(Evaluation[Record]):
 
     @staticmethod
     def options(parser: argparse.ArgumentParser) -> None:
-        """Add the list of parting points."""
+        """Add the list of divergence points."""
         parser.add_argument(
             "--show", action="store_true", help="print `kvtrie why --show-text` too"
         )

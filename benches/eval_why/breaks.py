@@ -175,7 +175,7 @@ def breaks(encode: Encode) -> list[Break]:
         encode: the tokenizer.
     """
     found = [
-        Break(kind, [one := encode(cached)], other := encode(asked), cause, parted(one, other))
+        Break(kind, [one := encode(cached)], other := encode(asked), cause, diverged_at(one, other))
         for kind, cached, asked, cause in texts()
     ]
     found.append(merged(encode))
@@ -205,10 +205,11 @@ def merged(encode: Encode) -> Break:
     # As a model may generate it: the tokenizer itself makes one token of the word.
     made = encode(head) + encode("un") + encode("avail") + encode("able") + encode(more)
     read = encode(head + "unavailable" + more)
-    return Break("tokens merged at a text border", [made], read, "diverged", parted(made, read))
+    at = diverged_at(made, read)
+    return Break("tokens merged at a text border", [made], read, "diverged", at)
 
 
-def parted(one: list[int], other: list[int]) -> int:
-    """The first token that differs."""
+def diverged_at(one: list[int], other: list[int]) -> int:
+    """Return the index of the first different token."""
     pairs = zip(one, other, strict=False)
     return next(at for at, (ours, theirs) in enumerate(pairs) if ours != theirs)

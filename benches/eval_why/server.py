@@ -96,7 +96,7 @@ def ask(server, prompt, path=None, *, why=False, salt=None, adapter=False):
     request = {"prompt_token_ids": prompt} | ({} if salt is None else {"cache_salt": salt})
     lora = LoRARequest("support", 1, path) if adapter else None
     (output,) = server.llm.generate([request], sampling, use_tqdm=False, lora_request=lora)
-    server.settle()
+    server.wait_for_stores()
     server.kv_scheduler.why.drain()
     if not why:
         return None
@@ -115,7 +115,7 @@ def record_of(one, state, answer):
         "expected": one.cause,
         "token": one.token,
         "causes": causes,
-        "at": answer["parted_at"] if one.parts else computed,
+        "at": answer["diverged_at"] if one.parts else computed,
         "computed": answer["computed"],
         "recurring": max((branch["recurring"] for branch in answer.get("branches", ())), default=0),
         "detail": answer.get("detail", ""),
@@ -168,7 +168,7 @@ def digest(folder):
         "expected": "other scope",
         "token": at,
         "causes": causes,
-        "at": answer["parted_at"],
+        "at": answer["diverged_at"],
         "computed": answer["computed"],
         "recurring": 0,
         "detail": "scheduler without a model",

@@ -79,9 +79,9 @@ def measure(clock: Clock, tokens: int) -> Iterator[Row]:
     size = field.row_bytes + field.cell_bytes
     yield from _torch(clock, field, size, speed)
     rope = Rope.of(8192, DIM, device=clock.device)
-    turns = torch.randint(-100, 100, slots.shape, device=clock.device)
+    rotations = torch.randint(-100, 100, slots.shape, device=clock.device)
     positions = torch.randint(0, rope.length, slots.shape, device=clock.device)
-    seconds = clock.seconds(lambda: rerotate(pages, slots, turns, rope))
+    seconds = clock.seconds(lambda: rerotate(pages, slots, rotations, rope))
     yield row("rerotate", field.cell_bytes, seconds)
     for deviation in (False, True):
         seconds = clock.seconds(

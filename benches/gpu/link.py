@@ -30,14 +30,14 @@ LAYERS, HEADS, DIM, TOKENS = 32, 8, 128, 16
 def measure(clock: Clock, blocks: int) -> Iterator[Row]:
     """Both directions, over `blocks` blocks of a model of 32 layers."""
     model = ModelShape(layers=LAYERS, kv_heads=HEADS, head_dim=DIM, dtype="bfloat16")
-    here = Pool(model, blocks, TOKENS, pinned=clock.cuda)
-    there = Pool(model, blocks, TOKENS, device=clock.device)
-    yield from _one_way(clock, "to the device", here, there)
-    yield from _one_way(clock, "to the host", there, here)
-    yield _both_ways(clock, here, there)
+    host_pool = Pool(model, blocks, TOKENS, pinned=clock.cuda)
+    device_pool = Pool(model, blocks, TOKENS, device=clock.device)
+    yield from _one_way(clock, "to the device", host_pool, device_pool)
+    yield from _one_way(clock, "to the host", device_pool, host_pool)
+    yield _both_ways(clock, host_pool, device_pool)
     if clock.cuda:  # the driver's own call, which a CPU does not have
-        yield _batched(clock, "to the device", here, there)
-        yield _batched(clock, "to the host", there, here)
+        yield _batched(clock, "to the device", host_pool, device_pool)
+        yield _batched(clock, "to the host", device_pool, host_pool)
 
 
 def _one_way(clock: Clock, way: str, source: Pool, target: Pool) -> Iterator[Row]:
@@ -145,12 +145,12 @@ def _packed(clock: Clock, source: Pool, target: Pool):
     return run
 
 
-def _both_ways(clock: Clock, here: Pool, there: Pool) -> Row:
-    half = here.planes[0].shape[0] // 2
+def _both_ways(clock: Clock, host_pool: Pool, device_pool: Pool) -> Row:
+    half = host_pool.planes[0].shape[0] // 2
     up, down = clock.stream(), clock.stream()
     pairs = [
-        (up, there.planes[0][:half], here.planes[0][:half]),
-        (down, here.planes[0][half:], there.planes[0][half:]),
+        (up, device_pool.planes[0][:half], host_pool.planes[0][:half]),
+        (down, host_pool.planes[0][half:], device_pool.planes[0][half:]),
     ]
 
     def run() -> None:
@@ -164,4 +164,4 @@ def _both_ways(clock: Clock, here: Pool, there: Pool) -> Row:
                 torch.cuda.current_stream(clock.device).wait_stream(stream)
 
     seconds = clock.seconds(run, graph=False)
-    return Row("both ways at once", here.planes[0].numel() / seconds / 1e9, "GB/s")
+    return Row("both ways at once", host_pool.planes[0].numel() / seconds / 1e9, "GB/s")

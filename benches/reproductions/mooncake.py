@@ -37,7 +37,8 @@ def hits_by_block(trace: Path) -> list[Result]:
     for blocks, published in BY_HAND.items():
         played = replay(requests, open_manager([Tier("gpu", blocks=blocks)], policy="lru"))
         name = "all" if blocks > played.blocks else str(blocks)
-        rows.append(near(f"blocks.{name}", played.hit_rate, published, "by hand", BY_HAND_WITHIN))
+        what = f"blocks.{name}"
+        rows.append(within_row(what, played.hit_rate, published, "by hand", BY_HAND_WITHIN))
     return rows
 
 
@@ -53,7 +54,7 @@ def tokens_of_last_half(trace: Path) -> tuple[list[Result], list[str]]:
         theirs |= {room: line.value for room, line in zip(ROOMS, lines, strict=False)}
         peer = PEER
     ours = {room: _last_half(trace, room) for room in ROOMS}
-    rows = [near(f"tokens.{room}", ours[room], theirs[room], peer, WITHIN) for room in ROOMS]
+    rows = [within_row(f"tokens.{room}", ours[room], theirs[room], peer, WITHIN) for room in ROOMS]
     return rows, notes
 
 
@@ -81,7 +82,7 @@ def _last_half(trace: Path, blocks: int) -> float:
     return sum(hits for hits, _ in half) / sum(hits + computed for hits, computed in half)
 
 
-def near(what: str, ours: float, peer: float, name: str, within: float) -> Result:
+def within_row(what: str, ours: float, peer: float, name: str, within: float) -> Result:
     """A row that is right if ours is so near to the peer's figure."""
     # The known figures are rounded to the fourth place, or to a tenth of a point.
     ok = abs(ours - peer) <= within

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 RESULTS = Path(__file__).parents[1] / "results" / "selective.json"
 HEADS, GROUPS, DIM = 9, 3, 64
 SHAPES = ((1, 1024), (128, 1024), (128, 4096), (512, 4096))
-ATTEND, FULL, MEMORY, BOOKS = 1.4, 1.25, 1.1, 0.20
+ATTEND, FULL, MEMORY, BOOKKEEPING = 1.4, 1.25, 1.1, 0.20
 MASKED = "torch's masked SDPA, no weights"
 
 
@@ -145,7 +145,7 @@ def full(given: argparse.Namespace) -> list[Result]:
     return rows
 
 
-def books(given: argparse.Namespace) -> list[Result]:
+def bookkeeping(given: argparse.Namespace) -> list[Result]:
     """Time of a step outside of attention."""
     length, new = (512, 32) if given.quick else (4096, 128)
     cache = make_cache(
@@ -166,7 +166,8 @@ def books(given: argparse.Namespace) -> list[Result]:
 
     whole, attention_s = paired(lambda: cache(*step), attention, given.rounds * 2)
     share = max(0.0, (whole - attention_s) / whole)
-    return [bounded(f"bookkeeping, share of a step, {new} x {length}", share, 1.0, "", "-", BOOKS)]
+    what = f"bookkeeping, share of a step, {new} x {length}"
+    return [bounded(what, share, 1.0, "", "-", BOOKKEEPING)]
 
 
 def memory(given: argparse.Namespace) -> list[Result]:
@@ -224,7 +225,7 @@ def main() -> int:
     if given.peak:
         print(measure_peak(given.peak[0], int(given.peak[1]), given))
         return 0
-    rows = [row for part in (attends, padding, full, memory, books) for row in part(given)]
+    rows = [row for part in (attends, padding, full, memory, bookkeeping) for row in part(given)]
     if not keep(given, document(place() | {"torch": torch.__version__}, rows)):
         show(rows)
     return 0

@@ -3,7 +3,8 @@
     python -m benches.selective.padding            # prints what it finds on the CPU
     python -m benches.selective.padding --write --device cuda
 
-`--write` puts the points into python/kvtrie/kernels/padding.json, which `attend_unweighed` goes by.
+`--write` puts the points into python/kvtrie/kernels/padding.json, read by
+`attend_without_weights`.
 Heads are those of a small model: 9 of queries, 3 of K and V, of 64 numbers.
 Cost: some minutes on one core, seconds on a card.
 """

@@ -79,7 +79,7 @@ def soak(engine: Engine, given: argparse.Namespace, clock: Callable[[], float]) 
             while engine.healthy and not given.requests and clock() < next_tick:
                 engine.serve(next(stream))
             if tick % apart == 0 or tick % MINUTE == 0 or tick in (warm_at, ticks):
-                engine.settle()
+                engine.finish_and_audit()
             if tick % apart == 0:
                 samples.append(Sample.of(engine, clock()))
             if tick == warm_at:
@@ -90,7 +90,7 @@ def soak(engine: Engine, given: argparse.Namespace, clock: Callable[[], float]) 
                 print(f"{len(minutes):>4}  {minutes[-1]}", file=sys.stderr, flush=True)
                 last = now
             if not engine.healthy:
-                engine.settle()
+                engine.finish_and_audit()
                 break
     except KvtrieError as error:
         engine.what.append(f"{type(error).__name__}: {error}")
@@ -106,7 +106,7 @@ def take_over(given: argparse.Namespace, first: Engine, folder: Path, memory: Pa
     with closing(Engine(given.blocks, folder, memory)) as second:
         for ask in first.recent:
             second.serve(ask)
-        second.settle()
+        second.finish_and_audit()
         first.what += second.what
         return taken_over(kept, second.restored, Sample.of(second, 0.0))
 

@@ -111,12 +111,12 @@ class Engine:
         try:
             lease = self._acquire(ask)
         except NoSpaceError:
-            self.settle()
+            self.finish_and_audit()
             lease = self._acquire(ask)
         self._active.append((lease, ask))
         self.executor.poll()
 
-    def settle(self) -> None:
+    def finish_and_audit(self) -> None:
         """End all requests, wait until nothing moves any more, and check every invariant."""
         while self._active:
             self._end()

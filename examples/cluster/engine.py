@@ -166,13 +166,13 @@ class Engine:
         """
         time.sleep((len(cached) - int(cached.sum())) * model.PREFILL_S)
         whole = right.shape[2]
-        at, there = torch.arange(whole), cached[:whole]
+        at, held = torch.arange(whole), cached[:whole]
         wrong = torch.zeros(whole, dtype=torch.bool)
         for layer, slots in enumerate(self._pool.table(lease.slots(0))):
             where = (slots[at // model.SIZE], at % model.SIZE)
             for part, want in zip(self._pool.gather(*where), right[layer], strict=True):
-                wrong |= there & (part != want).flatten(1).any(dim=1)
-            self._pool.scatter(*(part[~there] for part in where), *right[layer][:, ~there])
+                wrong |= held & (part != want).flatten(1).any(dim=1)
+            self._pool.scatter(*(part[~held] for part in where), *right[layer][:, ~held])
         return int(wrong.sum())
 
 

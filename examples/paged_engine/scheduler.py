@@ -149,19 +149,19 @@ class Scheduler:
         while self._waiting and not self._suspended:
             request, now = self._waiting[0], self._clock()
             # kvtrie does not know what still stands in our slots: we look there first.
-            here = self.slots.find(request.tokens)
-            if self._blocks(len(request.tokens)) - len(here) > self.slots.free:
+            known = self.slots.find(request.tokens)
+            if self._blocks(len(request.tokens)) - len(known) > self.slots.free:
                 return
             self._waiting.popleft()
             # Nothing is loaded into slots that have it already. So the plan decides alone only if
             # none has; else we name the blocks to load: those on host after ours.
-            load = "none" if here else "plan"
+            load = "none" if known else "plan"
             lease = self._manager.acquire(request.tokens, now=now, load=load)
-            run = _Run(request, lease, self.slots.hold(here), shared=len(here) * self._size)
-            if here:
+            run = _Run(request, lease, self.slots.hold(known), shared=len(known) * self._size)
+            if known:
                 self._add_event(run, "from gpu", run.shared)
-            if here and run.shared < lease.matched:
-                lease.load(blocks=(len(here), lease.matched // self._size), now=now)
+            if known and run.shared < lease.matched:
+                lease.load(blocks=(len(known), lease.matched // self._size), now=now)
             self._enter(run)
             # A commit reports that KV is written, by any request: blocks that we share count for
             # this lease too, beyond those that host had.

@@ -529,7 +529,7 @@ class BlockManager:
             ConfigError: an unknown lane, or more layers than the model has.
         """
 
-    def saw_lane(self, lane: str, *, busy_ns: int) -> None:
+    def add_lane_busy(self, lane: str, *, busy_ns: int) -> None:
         """Add the time in which a lane was busy to `LaneStats.busy_ns`.
 
         For engines with their own copies. An `Executor` reports it itself.
@@ -1303,9 +1303,9 @@ class Miss:
     Attributes:
         tokens: tokens of the prompt.
         found: tokens found with a complete copy, per tier, counted on the fastest tier with a copy.
-        parted_at: index of the first token different from the cached branches, also inside a block.
-            None if nothing is cached there, or the prompt ends before it diverges.
-        parting: content key of the prompt's last block in common with the branches. None if the
+        diverged_at: index of the first token different from the cached branches, also inside a
+            block. None if nothing is cached there, or the prompt ends before it diverges.
+        divergence: content key of the prompt's last block in common with the branches. None if the
             prompt diverges in the first block, or does not diverge.
         branches: the cached branches at that token.
         evicted: tokens after the match that were cached once and evicted. Known under a policy that
@@ -1326,9 +1326,9 @@ class Miss:
     @property
     def found(self) -> list[int]: ...
     @property
-    def parted_at(self) -> int | None: ...
+    def diverged_at(self) -> int | None: ...
     @property
-    def parting(self) -> bytes | None: ...
+    def divergence(self) -> bytes | None: ...
     @property
     def branches(self) -> list[MissBranch]: ...
     @property
@@ -1897,7 +1897,7 @@ class KeptFile:
         descriptors: the descriptor to map, and the descriptor with the lock, to be closed in a
             fork.
         sealed: slots that the next process would find.
-        unproved: slots of earlier processes not yet verified or written.
+        unverified: slots of earlier processes not yet verified or written.
         lost: number of lost blocks, by reason.
     """
 
@@ -1957,7 +1957,7 @@ class KeptFile:
     @property
     def sealed(self) -> int: ...
     @property
-    def unproved(self) -> int: ...
+    def unverified(self) -> int: ...
     @property
     def lost(self) -> dict[str, int]: ...
     def begin(
@@ -1985,14 +1985,14 @@ class KeptFile:
     ) -> int:
         """Seal slots, given with the memory of their layers and their labels, and count them."""
 
-    def to_prove(self, slot: int) -> tuple[int, int] | None:
+    def layers_to_verify(self, slot: int) -> tuple[int, int] | None:
         """Return the layers to verify before the first use of a slot, if any.
 
         Raises:
             TransferError: it is damaged.
         """
 
-    def prove(self, slot: int, key: bytes, memory: NDArray[np.uint8]) -> None:
+    def verify_block(self, slot: int, key: bytes, memory: NDArray[np.uint8]) -> None:
         """Verify the block of an earlier process by the memory of its layers.
 
         Raises:
@@ -2210,7 +2210,7 @@ class HintReply:
             "deferred": waits for blocks that are not cached. "rejected": changes nothing for any
             cached block.
         blocks: number of blocks with the hint in force.
-        left: number of its blocks without the hint in force.
+        not_applied: number of its blocks without the hint in force.
         code: the last reason for an incomplete answer, for programs. "accepted": it is complete.
             "absent": its path, session, lease or owner has no such block. "waiting": blocks are not
             cached yet. "share": a tier retains its maximum number of blocks. "full": the scope has
@@ -2227,7 +2227,7 @@ class HintReply:
     @property
     def blocks(self) -> int: ...
     @property
-    def left(self) -> int: ...
+    def not_applied(self) -> int: ...
     @property
     def code(
         self,
@@ -2457,7 +2457,7 @@ class LaneStats:
     """Counters of a lane.
 
     Attributes:
-        busy_ns: nanoseconds of transmissions, as reported by `saw_lane` or an `Executor`.
+        busy_ns: nanoseconds of transmissions, as reported by `add_lane_busy` or an `Executor`.
             Independent of the declared speed.
         predicted_ns: nanoseconds of its transmissions at its declared speed, latency included.
         bytes: bytes given to it.
@@ -2959,8 +2959,9 @@ class Simulation:
 
         Args:
             requests: `(arrival_ns, tokens, input_tokens, output_tokens, session)`, in order of
-                arrival. An optional sixth element is a mapping, as `kvtrie.sim.readers.rows.More`:
-                `last` and `tool` become hints to the request's machine. With `clients`,
+                arrival. An optional sixth element is a mapping, of the type
+                `kvtrie.sim.readers.rows.OptionalFields`: `last` and `tool` become hints to the
+                request's machine. With `clients`,
                 conversation after conversation: the consecutive requests of a session, or a single
                 request without a session. Then `arrival_ns` is the time to think between the
                 previous answer, or 0, and the request.

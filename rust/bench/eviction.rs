@@ -68,7 +68,7 @@ impl Filled {
             layer: None,
             departure: Departure::Drop,
             price: None,
-            reload: Reload { tokens: 16, here: 0, below: None },
+            reload: Reload { tokens: 16, own_tier: 0, below: None },
             last_use: LastUse::default(),
         };
         let entry = self.eviction.entry(&facts, u32::MAX - block, &self.cost);

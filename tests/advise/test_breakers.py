@@ -28,7 +28,7 @@ def words(seed, count):
     return [draw.randrange(10_000) for _ in range(count)]
 
 
-def test_partings_are_ranked_by_tokens_that_recur_and_new_prompts_are_none():
+def test_divergences_are_ranked_by_tokens_that_recur_and_new_prompts_are_none():
     rebuilt = Rebuilt(keep_tokens=True)
     publisher = Publisher(rebuilt)
     system, talk = words(1, 96), words(2, 304)

@@ -166,7 +166,7 @@ def test_blocks_in_the_gpu_are_counted_over_all_groups():
     window.after = {"num_gpu_blocks": 103.0}
     assert window.gpu_bytes(played) == 100 * played.page
     window.add(Batch(2, 2.0, cleared=True, rank=0))
-    assert not window.groups.groups[1].here
+    assert not window.groups.groups[1].blocks_on_gpu
 
 
 def test_a_played_block_is_named_by_the_last_of_the_blocks_that_it_joins():

@@ -113,8 +113,8 @@ class Machine:
         """Publish one more batch, by which readers notice what they lack."""
         self._beats += 1
         self.world.now += 1
-        block, there = [WORDS + 1] * SIZE, self._beats % 2 == 1
-        self.world.manager.mark(block, "host", present=there, now=self.world.now)
+        block, present = [WORDS + 1] * SIZE, self._beats % 2 == 1
+        self.world.manager.mark(block, "host", present=present, now=self.world.now)
         self.pump()
 
     def pump(self):
@@ -184,10 +184,10 @@ class Campaign:
             for prompt in machine.prompts:
                 self._count(READER, machine.world.has(prompt), reader.continued(prompt))
             if self.dynamo is not None:
-                for has, answer in self._settled(at, machine):
+                for has, answer in self._quiet_answers(at, machine):
                     self._count(INDEXER, has, answer)
 
-    def _settled(self, at, machine):
+    def _quiet_answers(self, at, machine):
         """Return pairs of the copies of a prompt and the indexer's answer, once it has read all.
 
         The indexer waits for ever for a history that an engine was asked for as it ended: the

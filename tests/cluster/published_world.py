@@ -69,11 +69,11 @@ class PublishedWorld:
         elif draw < 0.985:
             self.carry_out(int(self.random.choice([1, 1 << 30])))
         else:
-            self.settle()
+            self.end_requests()
             self.manager.reset()
             self.now = 0
 
-    def settle(self):
+    def end_requests(self):
         """End all requests and moves."""
         while self._leases:
             self._release(0)
@@ -92,10 +92,10 @@ class PublishedWorld:
     def has(self, tokens, scope=None):
         """Tokens of a prompt by medium, each going on where the medium before it ends."""
         found = self.manager.lookup(tokens, now=self.now, keep=0, scope=scope)
-        there = [{each.tier for each in block.copies if _whole(each)} for block in found.blocks]
+        tiers_of = [{each.tier for each in block.copies if _whole(each)} for block in found.blocks]
         ends, at = [], 0
         for tier in range(len(self.manager.tiers)):
-            while at < len(there) and tier in there[at]:
+            while at < len(tiers_of) and tier in tiers_of[at]:
                 at += 1
             ends.append(at * SIZE)
         return tuple(ends)

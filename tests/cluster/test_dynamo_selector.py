@@ -307,7 +307,7 @@ def test_releases_reach_the_service_after_it_was_away(selector, service, clock):
 
 
 def test_releases_that_wait_are_bounded_and_counted(selector, service, monkeypatch):
-    monkeypatch.setattr("kvtrie.cluster.dynamo_selector._MOST_OWED", 4)
+    monkeypatch.setattr("kvtrie.cluster.dynamo_selector._MOST_PENDING", 4)
     with_machines(selector, 1)
     for at in range(10):
         selector.pick(str(at), TOKENS)

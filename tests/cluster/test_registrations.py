@@ -89,7 +89,7 @@ def test_a_restoration_that_fails_is_made_again(registrations, registry):
     registrations.add(engine(1), 0)
     registry.known.clear()
     registry.error = CallError("late", "no answer")
-    registrations.doubt()
+    registrations.request_check()
     with pytest.raises(CallError):
         registrations.restore(0)
     registry.error = None
@@ -104,7 +104,7 @@ def test_a_machine_that_is_refused_later_keeps_no_other_from_the_service(
         registrations.add(engine(machine), 0)
     registry.known.clear()
     registry.refused = {1}
-    registrations.doubt()
+    registrations.request_check()
     registrations.restore(0)
     assert set(registry.known) == {2}
     assert service.warned == ["refused"]

@@ -11,8 +11,8 @@ from kvtrie.engines.transformers.rows import (
     Row,
     check_repeated,
     fresh_tokens,
-    patiently,
     select,
+    with_retry,
 )
 from kvtrie.errors import ConfigError, NoSpaceError, TransferError
 
@@ -75,6 +75,6 @@ def test_room_is_asked_for_again_once_no_move_is_under_way():
         raise NoSpaceError("full", "gpu", 1, 0, 0, 0)
 
     with pytest.raises(NoSpaceError):
-        patiently(executor, ask)
+        with_retry(executor, ask)
     # Also where the last move ended after the first question: `poll` knows of none then.
     assert done == [("ask", 1), "drain", ("ask", 1)]

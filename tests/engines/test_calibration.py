@@ -50,8 +50,8 @@ def test_blocks_of_the_first_tokens_stay_in_the_first_tier(model, monkeypatch):
 
     def noting(self, count, tier, *, now):
         evict(self, count, tier, now=now)
-        here = self.lookup(ids[0].numpy(), now=now).blocks
-        left.append([any(copy.tier == 0 for copy in block.copies) for block in here])
+        matched = self.lookup(ids[0].numpy(), now=now).blocks
+        left.append([any(copy.tier == 0 for copy in block.copies) for block in matched])
 
     monkeypatch.setattr(BlockManager, "evict", noting)
     all_loaded, some = calibrate(model, [ids]), calibrate(model, [ids], native_first=17)

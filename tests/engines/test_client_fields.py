@@ -26,7 +26,7 @@ def read(at):
     one = RECORDED[at]
     body = json.loads(one["body"])
     markers = read_markers(body)
-    assert markers.strange == []
+    assert markers.ignored == []
     return session_of(body, one["headers"]), markers.found, carries_tool_results(body)
 
 
@@ -142,7 +142,7 @@ def test_a_cut_ends_the_prompt_after_the_marked_block():
 def test_unknown_markers_are_named_and_others_count(fields, why):
     body = {"messages": [{"role": "user", "content": "a"}], **fields}
     markers = read_markers(body)
-    assert markers.strange == ([] if why is None else [why])
+    assert markers.ignored == ([] if why is None else [why])
     known = {**body, "system": [block("s", cache_control=EPHEMERAL)]}
     assert Marker(FIVE, Place("system", 0)) in read_markers(known).found or fields == {
         "cache_control": {**EPHEMERAL, "ttl": {}}
@@ -154,14 +154,14 @@ def test_a_prefix_with_media_is_not_rendered_for_a_marker():
     marked = block("a", cache_control=EPHEMERAL)
     body = {"messages": [{"role": "user", "content": [picture, marked, block("b")]}]}
     markers = read_markers(body)
-    assert (markers.found, markers.strange) == ([], ["a marker after media"])
+    assert (markers.found, markers.ignored) == ([], ["a marker after media"])
     body["messages"][0]["content"] = [marked, picture]
     assert read_markers(body).found == [Marker(FIVE, Place("messages", 0, 1))]
     body["messages"][0]["content"] = [picture, marked]
     assert read_markers(body).found == [Marker(FIVE)]
     result = {"type": "tool_result", "content": [picture], "cache_control": EPHEMERAL}
     body["messages"][0]["content"] = [result, block("b")]
-    assert read_markers(body).strange == ["a marker after media"]
+    assert read_markers(body).ignored == ["a marker after media"]
 
 
 @pytest.mark.parametrize(

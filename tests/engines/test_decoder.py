@@ -113,7 +113,7 @@ def test_a_controller_chooses_unless_a_ratio_is_given():
             chosen.append((len(fetch.parts), query, waits))
             return 0.5
 
-        def saw(self, _, **of):
+        def observe(self, _, **of):
             chosen.append(of["waits"])
 
     context = plain((16, 16, 16))
@@ -135,9 +135,9 @@ def test_a_controller_chooses_the_ratio_and_gets_its_cost():
     measured = []
 
     class MeasuringController(Controller):
-        def saw(self, recompute_ns, **of):
+        def observe(self, recompute_ns, **of):
             measured.append((recompute_ns, of))
-            super().saw(recompute_ns, **of)
+            super().observe(recompute_ns, **of)
 
     row = (1e6, 1e8)
     profile = Profile(

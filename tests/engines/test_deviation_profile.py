@@ -124,7 +124,7 @@ def test_profiles_that_cannot_be_are_refused(measured):
         ({"rankings": {0: [1, 1]}}, r"rankings\[0\] names 1 tokens twice"),
         ({"rankings": {-1: [1]}}, "a layer of rankings is -1"),
         ({"rankings": {0: [-1]}}, r"rankings\[0\] is -1"),
-        ({"shares": (0.1, 0.2)}, "they fall from layer to layer"),
+        ({"shares": (0.1, 0.2)}, "none larger than the previous one wanted"),
         ({"shares": (1.5,)}, r"shares\[0\] is 1.5"),
     ):
         with pytest.raises(ConfigError, match=message):

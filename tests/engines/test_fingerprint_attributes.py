@@ -14,7 +14,7 @@ from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
 from kvtrie.engines.identity import model_fields
-from kvtrie.engines.identity.model_state import ModelState, Remembered
+from kvtrie.engines.identity.model_state import ModelCache, ModelState
 from kvtrie.engines.transformers import Decoder, KvtrieCache, fingerprint
 from kvtrie.errors import ConfigError
 
@@ -155,7 +155,7 @@ CHANGES = [
 def test_a_change_gives_another_name_which_its_undoing_takes_back(change, monkeypatch):
     model = made()
     before, state = fingerprint(model), ModelState.of(model)
-    known = Remembered()
+    known = ModelCache()
     known.put(model, 1)
     with monkeypatch.context() as patch:
         change(model, patch)
@@ -230,14 +230,14 @@ def test_a_value_without_an_encoding_is_refused():
         fingerprint(model)
 
 
-@pytest.mark.parametrize("name", [*model_fields.BOOKS, *model_fields.MODULES])
+@pytest.mark.parametrize("name", [*model_fields.TORCH_MODULE_FIELDS, *model_fields.MODULES])
 def test_a_listed_attribute_changes_no_name(name):
     model = made()
     if name in ("_modules", "_parameters", "_buffers"):
         return
     before = fingerprint(model)
     layer = model.model.layers[0]
-    hooks = name in model_fields.BOOKS and "hooks" in name
+    hooks = name in model_fields.TORCH_MODULE_FIELDS and "hooks" in name
     vars(layer)[name] = dict(vars(layer)[name]) if hooks else "changed"
     assert fingerprint(model) == before
 

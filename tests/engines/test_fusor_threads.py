@@ -38,7 +38,7 @@ def amid(monkeypatch, cls, work):
     return results
 
 
-def weighed_layer(decoder, ids):
+def layer_with_summed_weights(decoder, ids):
     weights = torch.zeros(len(ids))
     places = torch.arange(len(ids))
     hidden = decoder.embed(ids)
@@ -50,7 +50,7 @@ CALLS = {
     "embed": (LlamaModel, lambda decoder, ids: decoder.embed(ids)),
     "head": (LlamaModel, lambda decoder, ids: decoder.head(decoder.embed(ids))),
     "prefill": (LlamaModel, lambda decoder, ids: decoder.prefill(ids)),
-    "weighed layer": (LlamaDecoderLayer, weighed_layer),
+    "layer with summed weights": (LlamaDecoderLayer, layer_with_summed_weights),
 }
 
 
@@ -138,10 +138,10 @@ def test_a_fetch_that_another_thread_has_open_is_no_ones_else(threads):
     threads.submit(store.fetch_many, context.chunks).result().close()
 
 
-def test_a_layer_whose_attention_is_not_of_its_configuration_is_not_weighed():
+def test_weights_are_not_summed_when_the_configuration_does_not_choose_the_attention():
     _, decoder = decoder_of()
     attention = decoder.model.model.layers[1].self_attn
     usual = attention.forward
     attention.forward = partial(usual)
     with pytest.raises(ConfigError, match="attention of LlamaDecoderLayer is not chosen"):
-        weighed_layer(decoder, ids_of(plain((5,))))
+        layer_with_summed_weights(decoder, ids_of(plain((5,))))

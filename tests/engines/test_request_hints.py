@@ -62,8 +62,8 @@ def test_valid_fields_are_read():
 )
 def test_each_wrong_field_is_named_and_left_out(section):
     hints = read_hints({"kvtrie": section})
-    assert len(hints.strange) == 1
-    assert len(hints.strange[0]) < 300
+    assert len(hints.ignored) == 1
+    assert len(hints.ignored[0]) < 300
     assert (hints.session, hints.end, hints.ranges) == (None, False, ())
 
 

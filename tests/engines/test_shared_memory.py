@@ -43,7 +43,7 @@ def test_another_process_has_the_very_memory():
 def test_memory_that_is_not_there_or_another_one_is_refused():
     made, other = SharedMemory.make(100), SharedMemory.make(100)
     at = made.address
-    with pytest.raises(ConfigError, match="another one than was made"):
+    with pytest.raises(ConfigError, match="has the mark of different memory"):
         SharedMemory.open(Address(at.process, other.address.file, at.size, at.mark))
     with pytest.raises(ConfigError, match="has 132 bytes, 232 wanted"):
         SharedMemory.open(at._replace(size=200))

@@ -1,4 +1,4 @@
-"""The sketch of parting points, compared with exact counts."""
+"""The sketch of divergence points, compared with exact counts."""
 
 from collections import Counter
 

@@ -193,20 +193,20 @@ def test_replayed_events_are_the_blocks_below_the_gpu_with_vllms_hashes(tmp_path
         play(engine, 14, seed)
         changes += engine.scheduler.changes()
         groups = range(1 + len(kinds))
-        there = {(tier, group): set() for tier in (1, 2) for group in groups}
+        resident = {(tier, group): set() for tier in (1, 2) for group in groups}
         wanted = {name for each in engine.seen for name in named(each.all_token_ids)}
         for change in changes:
-            names = there[change.tier, change.group]
+            names = resident[change.tier, change.group]
             if change.stored:
                 assert change.hash not in names
-                assert change.parent is None or change.parent in there[1, 0] | there[2, 0]
+                assert change.parent is None or change.parent in resident[1, 0] | resident[2, 0]
                 assert len(change.tokens) == SIZE
                 assert again or change.hash in wanted
                 names.add(change.hash)
             else:
                 names.remove(change.hash)
         shown = (seen.whole(1, 0) | seen.whole(2, 0)) & seen.useful(len(kinds))
-        for (tier, group), hashes in there.items():
+        for (tier, group), hashes in resident.items():
             whole = seen.whole(tier, group)
             assert len(whole) == whole_blocks(engine, tier, group)
             # A window or state is published after the block before it.
@@ -217,7 +217,7 @@ def test_replayed_events_are_the_blocks_below_the_gpu_with_vllms_hashes(tmp_path
         engine.close()
     assert engine.scheduler.reset()
     gone = {change[1:4] for change in engine.scheduler.changes() if not change.stored}
-    assert {(2, group, name) for group in groups for name in there[2, group]} <= gone
+    assert {(2, group, name) for group in groups for name in resident[2, group]} <= gone
 
 
 class Seen:

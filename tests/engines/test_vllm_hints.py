@@ -38,7 +38,7 @@ def test_actions_of_an_envelope_become_hints():
         action("kv.progress", {"eta": 2.5}),
         action("kv.progress", {"eta": 0, "session_id": "next"}),
     )
-    assert advised.strange == []
+    assert advised.ignored == []
     assert not advised.end
     first, second, answers, owned, ahead, other, old, *tools = advised.hints
     times = [(tool.session, tool.eta, tool.tier) for tool in tools]
@@ -90,16 +90,16 @@ def test_the_deadline_of_a_prefetch_counts_from_now():
 def test_what_makes_no_sense_is_named_and_the_rest_counts(kind, payload, message):
     good = action("kv.retain", {"directives": [{"priority": 50}]})
     advised = advice(action(kind, payload), good)
-    assert len(advised.strange) == 1
-    assert message in advised.strange[0]
+    assert len(advised.ignored) == 1
+    assert message in advised.ignored[0]
     assert [hint.priority for hint in advised.hints] == [50]
 
 
 def test_other_versions_too_many_actions_and_a_release_of_nobody_are_refused():
-    assert "version 1" in advice(action("kv.prefetch", {}, "2.0")).strange[0]
+    assert "version 1" in advice(action("kv.prefetch", {}, "2.0")).ignored[0]
     many = advice(*[action("kv.prefetch", {})] * 70)
-    assert (len(many.hints), len(many.strange)) == (64, 1)
-    assert "session" in advice(action("kv.release", {}), session=None).strange[0]
+    assert (len(many.hints), len(many.ignored)) == (64, 1)
+    assert "session" in advice(action("kv.release", {}), session=None).ignored[0]
 
 
 def test_with_opaque_keys_only_ranges_and_a_release_of_the_own_session_are_served():
@@ -112,13 +112,13 @@ def test_with_opaque_keys_only_ranges_and_a_release_of_the_own_session_are_serve
         action("kv.retain", {"directives": [{"covers_output": True, "priority": 9}]}),
         action("kv.retain", {"directives": [{"priority": 101}]}),
     ]
-    ranges, strange = envelope_ranges(SimpleNamespace(actions=actions))
+    ranges, ignored = envelope_ranges(SimpleNamespace(actions=actions))
     assert ranges == [
         RetainedRange(0, FAR, 0, None),
         RetainedRange(3, 9, 80, 2_500_000_000),
         RetainedRange(0, FAR, 7, None),
     ]
-    assert [why.partition(":")[0] for why in strange] == [
+    assert [why.partition(":")[0] for why in ignored] == [
         "'kv.retain'",
         "Prefetch",
         "Release",

@@ -41,8 +41,8 @@ def test_request_waits_until_all_workers_have_named_its_adapter():
     identity, asked = opened(), request("mine")
     assert identity.awaits(asked)
     assert identity.name(asked) is None
-    assert not identity.settled_for(asked)
-    assert identity.settled_for(request())
+    assert not identity.known_for(asked)
+    assert identity.known_for(request())
     assert not identity.awaits(request())
     assert identity.adapters.take_wanted() == [asked.lora_request]
     assert identity.adapters.take_wanted() == []
@@ -74,7 +74,7 @@ def test_replaced_adapter_has_another_name_and_its_old_blocks_are_stale():
     identity, asked = opened(), request("mine")
     loaded(identity, asked, a1=b"x")
     before = identity.name(asked)
-    identity.doubt(weights=False)  # a call that failed
+    identity.request_rehash(weights=False)  # a call that failed
     assert identity.name(asked) is None
     hold(identity, a1=b"x")
     assert identity.name(asked) == before
@@ -123,28 +123,28 @@ def test_request_that_reloads_its_adapter_waits_for_that_once():
     assert identity.awaits(second)
 
 
-def test_answer_to_an_older_question_does_not_settle():
+def test_answer_to_an_older_question_is_ignored():
     identity, asked = opened(), request("mine")
     loaded(identity, asked, a1=b"x")
-    identity.doubt(weights=False)
+    identity.request_rehash(weights=False)
     for rank in (0, 1):
         identity.adapters.on_held(rank, identity.adapters.question - 1, {1: b"x"})
     assert identity.awaits(asked)
 
 
-def test_weights_are_settled_once_every_rank_has_answered():
+def test_weights_are_known_once_every_rank_has_answered():
     identity = opened()
-    assert identity.settled
-    identity.doubt()
+    assert identity.known
+    identity.request_rehash()
     identity.on_answer(0, 0, b"a")  # the answer to an older question
     identity.on_answer(0, 1, b"a")
-    assert not identity.settled
+    assert not identity.known
     identity.on_answer(1, 1, b"c")
-    assert identity.settled
+    assert identity.known
     changed = identity.name(request())
     assert changed
     assert identity.reads_stale(request(), [0])
-    identity.doubt()
+    identity.request_rehash()
     identity.on_answer(0, 2, b"a")
     identity.on_answer(1, 2, b"b")
     assert identity.name(request()) == ""
@@ -153,7 +153,7 @@ def test_weights_are_settled_once_every_rank_has_answered():
 
 def test_the_same_weights_leave_everything_as_it_was():
     identity = opened()
-    identity.doubt()
+    identity.request_rehash()
     for rank, digest in enumerate((b"a", b"b")):
         identity.on_answer(rank, 1, digest)
     assert identity.name(request()) == ""

@@ -47,15 +47,15 @@ def lost(engine):
     return {why: count for why, count in engine.scheduler.cache.counters.lost.items() if count}
 
 
-@pytest.mark.parametrize(("ranks", "alike"), [(1, False), (2, False), (2, True)])
-def test_the_next_server_finds_every_block(path, ranks, alike):
-    fill(path, ranks=ranks, alike=alike)
-    engine = kept_engine(path, ranks, alike=alike)
+@pytest.mark.parametrize(("ranks", "replicated"), [(1, False), (2, False), (2, True)])
+def test_the_next_server_finds_every_block(path, ranks, replicated):
+    fill(path, ranks=ranks, replicated=replicated)
+    engine = kept_engine(path, ranks, replicated=replicated)
     assert ask(engine) == WHOLE
     assert not lost(engine)
-    assert not engine.scheduler.cache.proofs
+    assert not engine.scheduler.cache.unverified
     files = sorted(one.name for one in path.parent.iterdir())
-    assert files == (["pool"] if ranks == 1 else ["pool-0"] if alike else ["pool-0", "pool-1"])
+    assert files == (["pool"] if ranks == 1 else ["pool-0"] if replicated else ["pool-0", "pool-1"])
     engine.close()
 
 
@@ -82,7 +82,7 @@ def test_windows_and_states_of_an_earlier_server_are_found(path, tmp_path, kinds
             path, folder=tmp_path if seed % 2 else "", host=9, seed=seed, kinds=kinds
         )
         engine.ahead = ahead
-        before = bool(engine.scheduler.cache.proofs)
+        before = bool(engine.scheduler.cache.unverified)
         assert before == (seed > 0)
         play(engine, 20, seed=seed % 2)
         engine.close()
@@ -116,7 +116,7 @@ def test_a_damaged_window_or_state_is_a_miss(path, kinds, group):
     engine = kept_engine(path, kinds=kinds)
     engine.whole = True
     assert ask(engine, [prompt]) == 0
-    assert engine.scheduler.cache.proofs.damaged > 0
+    assert engine.scheduler.cache.unverified.damaged > 0
     assert (engine.late, engine.failed) == (0, 0)
     # A block of the first group is stored again once it has left.
     ask(engine, [prompt[: 3 * SIZE]])
@@ -147,7 +147,7 @@ def test_a_damaged_block_is_a_miss_and_fails_no_request(path):
     engine = kept_engine(path)
     found = ask(engine)
     assert WHOLE - 3 * SIZE <= found < WHOLE
-    assert engine.scheduler.cache.proofs.damaged == 1
+    assert engine.scheduler.cache.unverified.damaged == 1
     assert lost(engine) == {"kept block: checksum": 1}
     again = ask(engine)
     assert again >= found

@@ -13,7 +13,7 @@ from kvtrie import ModelShape
 from kvtrie.engines.vllm.kv_writer import known_views, writer_of
 from kvtrie.errors import ConfigError
 
-MODEL = served("ab", ranks=1, stages=1, alike=False)
+MODEL = served("ab", ranks=1, stages=1, replicated=False)
 SIDE = (MODEL.block_tokens, MODEL.shape.rank_heads, MODEL.shape.head_dim)
 
 

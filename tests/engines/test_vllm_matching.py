@@ -139,7 +139,7 @@ def changed(scheduler):
     scheduler.match(other, 0)
     scheduler.admit(other, [[20, 21, 22]], 0)
     scheduler.end(other)
-    scheduler._commits.let_go(scheduler.cache.clock())
+    scheduler._commits.release_leaving(scheduler.cache.clock())
 
 
 def test_a_request_that_gives_up_is_counted_once_under_its_cause(tmp_path):

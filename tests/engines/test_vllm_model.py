@@ -84,11 +84,11 @@ def test_the_shape_is_that_of_vllms_pages():
 
 def test_pipeline_stages_and_latent_kv():
     model = served(pp=3)
-    assert (model.stages, model.ranks, model.alike, model.shape.layers) == (3, 6, False, 3)
+    assert (model.stages, model.ranks, model.replicated, model.shape.layers) == (3, 6, False, 3)
     latent = served(MLAAttentionSpec, num_kv_heads=1, head_size=96, page_size_bytes=32 * 96 * 2)
-    assert (latent.alike, latent.shape.latent, latent.ranks) == (True, True, 2)
+    assert (latent.replicated, latent.shape.latent, latent.ranks) == (True, True, 2)
     # Pages of bytes are addressed like latent ones, and differ from rank to rank.
-    assert not served(dtype="torch.uint8", page_size_bytes=32 * 300).alike
+    assert not served(dtype="torch.uint8", page_size_bytes=32 * 300).replicated
 
 
 def test_groups_are_those_of_vllm_with_full_attention_first():

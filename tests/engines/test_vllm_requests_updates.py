@@ -21,10 +21,10 @@ class Server(Engine):
         super().__init__(*args, **more)
         for worker in self.workers:
             worker._identity.weights = lambda: bytes([self.weights])
-        self.doubt()  # so that the first weights have a name
+        self.request_rehash()  # so that the first weights have a name
 
-    def doubt(self):
-        self.scheduler.cache.identity.doubt()
+    def request_rehash(self):
+        self.scheduler.cache.identity.request_rehash()
 
     def update(self, weights):
         """As trainers do: running requests are computed from the beginning."""
@@ -33,7 +33,7 @@ class Server(Engine):
         for request in list(self.running):
             self.preempt(request, {})
         self.weights = weights
-        self.doubt()
+        self.request_rehash()
 
 
 @pytest.mark.parametrize(("ranks", "ahead", "deep"), [(1, 0, False), (1, 1, True), (2, 1, True)])
@@ -61,7 +61,7 @@ def test_a_call_that_changed_nothing_costs_one_step(monkeypatch):
     server = Server(monkeypatch, "", 1, 0, 0)
     server.add("one", PROMPT, 1)
     server.drain()
-    server.doubt()
+    server.request_rehash()
     again = PlayedRequest("again", list(PROMPT), len(PROMPT), 1)
     assert server.scheduler.match(again, 0) is None
     server.add("two", PROMPT, 1)
@@ -83,7 +83,7 @@ def test_a_call_that_changed_nothing_costs_one_step(monkeypatch):
 def changed():
     """A scheduler's half whose worker has other weights since, and vLLM's cache was not reset."""
     scheduler = Engine("", 1, 0, 0).scheduler
-    scheduler.cache.identity.doubt()
+    scheduler.cache.identity.request_rehash()
     scheduler.orders(planned({}))
     scheduler.on_reports({0: StepNews(0, b"", (1, b"other"))})
     return scheduler
@@ -111,7 +111,7 @@ def test_requests_that_run_through_a_change_keep_nothing_more():
     one = PlayedRequest("one", list(PROMPT), len(PROMPT), 1)
     scheduler.match(one, 0)
     scheduler.admit(one, [[1, 2, 3, 4]], 0)
-    scheduler.cache.identity.doubt()
+    scheduler.cache.identity.request_rehash()
     assert stores(scheduler.orders(planned({"one": 13}))) == (0, 0)  # its weights are not known yet
     scheduler.on_reports({0: StepNews(0, b"", (1, b"other"))})
     assert stores(scheduler.orders(planned({}))) == (0, 0)
@@ -126,7 +126,7 @@ def test_requests_that_run_through_a_call_that_changed_nothing_are_stored():
     one = PlayedRequest("one", list(PROMPT), len(PROMPT), 1)
     scheduler.match(one, 0)
     scheduler.admit(one, [[1, 2, 3, 4]], 0)
-    scheduler.cache.identity.doubt()
+    scheduler.cache.identity.request_rehash()
     assert stores(scheduler.orders(planned({"one": 13}))) == (0, 0)
     scheduler.on_reports({0: StepNews(0, b"", (1, b""))})
     assert stores(scheduler.orders(planned({}))) == (3, 0)

@@ -86,29 +86,30 @@ def test_stages_of_windows_and_states(tmp_path, kinds):
 
 
 def test_stages_with_other_numbers_of_layers_in_a_group_are_refused():
-    model = served("ab", 1, 2, alike=False, kinds="w")
+    model = served("ab", 1, 2, replicated=False, kinds="w")
     opened = {rank: Opened([1 << 20], [2, 1 + rank]) for rank in range(2)}
     settings = Settings.read({"tiers": [{"kind": "host", "bytes": "1MB"}]})
     with pytest.raises(ConfigError, match=r"\{0: \[2, 1\], 1: \[2, 2\]\} layers by rank"):
         opened_tiers(settings, model, opened, NativeFirst.of(settings, model))
 
 
-@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("replicated", [False, True])
 @pytest.mark.parametrize("stages", [1, 2])
-def test_ranks_of_several_stages_and_of_latent_kv(tmp_path, stages, alike):
+def test_ranks_of_several_stages_and_of_latent_kv(tmp_path, stages, replicated):
     """Stages keep their own layers; latent KV is kept once for the ranks of a stage."""
     stored = 0
     for seed in range(4):
+        host = 3 if replicated else 6
         engine = Engine(
-            tmp_path, 2, seed % 2, seed % 2, host=3 if alike else 6, stages=stages, alike=alike
+            tmp_path, 2, seed % 2, seed % 2, host=host, stages=stages, replicated=replicated
         )
         tiers = engine.scheduler.manager.stats().tiers
-        assert (tiers["host"].slots, tiers["disk"].slots) == (6, 128 if alike else 64)
+        assert (tiers["host"].slots, tiers["disk"].slots) == (6, 128 if replicated else 64)
         assert (engine.scheduler.manager.stats().blocks > 0) == (seed > 0)
         play(engine, 14, seed % 2)
         with_disk = [worker.disk is not None for worker in engine.workers]
-        assert with_disk == [True, not alike] * stages
-        if alike:
+        assert with_disk == [True, not replicated] * stages
+        if replicated:
             for first in range(0, 2 * stages, 2):
                 one, other = (each.host.planes[0] for each in engine.workers[first : first + 2])
                 assert one.data_ptr() != other.data_ptr()

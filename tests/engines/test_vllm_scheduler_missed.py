@@ -122,13 +122,13 @@ def test_the_operator_sees_the_whole_miss_of_a_request_that_asks():
     run(engine, "first", broken, kv_transfer_params=ASKED)  # its thread may not have ended
     engine.scheduler.why.drain()
     answer = engine.scheduler.why.answer("first")
-    assert answer["parted_at"] == 6
+    assert answer["diverged_at"] == 6
     assert answer["asked"] == broken[6:]
     assert answer["branches"][0]["tokens"] == old[6:]
     assert answer["causes"] == [[4, 24, "diverged"], [24, 25, "not cacheable"]]
     run(engine, "salted", old, cache_salt="s", kv_transfer_params=ASKED)
     engine.scheduler.why.drain()
-    assert engine.scheduler.why.answer("salted")["parted_at"] is None
+    assert engine.scheduler.why.answer("salted")["diverged_at"] is None
     engine.close()
     engine.scheduler.close()
 

@@ -46,7 +46,7 @@ class Weights:
 
     def scope(self, version):
         """The scope of blocks of a version; that of the current weights must be known."""
-        assert self.engine.scheduler.cache.identity.settled
+        assert self.engine.scheduler.cache.identity.known
         name = self.engine.scheduler.cache.identity.weights
         return Scope(lora=name if version else "")
 

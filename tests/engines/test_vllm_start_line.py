@@ -20,7 +20,7 @@ def lines(caplog, engine, folder, *, format_="native", disk=None, figures=(), **
     rows = [{"kind": "host", "blocks": HOST}]
     if folder:
         rows.append({"kind": "disk", "blocks": DISK, "path": str(folder)})
-    model = served("ab", **{"ranks": 1, "stages": 1, "alike": False} | more)
+    model = served("ab", **{"ranks": 1, "stages": 1, "replicated": False} | more)
     opened = {rank: worker.opened() for rank, worker in enumerate(engine.workers)}
     caplog.clear()
     caplog.set_level("INFO", "vllm.kvtrie")

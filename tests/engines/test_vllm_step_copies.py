@@ -19,9 +19,9 @@ LAYERS = 5
 class RecordedEngine(Engine):
     """The naive engine with three recorded streams per worker."""
 
-    def open(self, settings, names, ranks, stages, *, alike):
+    def open(self, settings, names, ranks, stages, *, replicated):
         self.timelines = [Timeline(self.draw.random()) for _ in range(ranks)]
-        super().open(settings, names, ranks, stages, alike=alike)
+        super().open(settings, names, ranks, stages, replicated=replicated)
 
     def stream(self, rank):
         return self.timelines[rank].stream

@@ -56,7 +56,9 @@ def test_the_next_server_finds_all_full_blocks(tmp_path):
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-@pytest.mark.parametrize(("ranks", "more"), [(1, {}), (2, {}), (2, {"alike": True, "stages": 2})])
+@pytest.mark.parametrize(
+    ("ranks", "more"), [(1, {}), (2, {}), (2, {"replicated": True, "stages": 2})]
+)
 def test_random_schedules_over_a_shared_store(tmp_path, ranks, more, ahead):
     found = 0
     for seed in (0, 1, 0):
@@ -232,12 +234,12 @@ def test_kv_of_other_weights_is_not_found(tmp_path):
     close(engine)
 
 
-@pytest.mark.parametrize(("alike", "parts"), [(False, 2), (True, 1)])
-def test_latent_kv_of_two_ranks_is_written_once(tmp_path, alike, parts):
-    one = serve(tmp_path, ranks=2, alike=alike)
+@pytest.mark.parametrize(("replicated", "parts"), [(False, 2), (True, 1)])
+def test_latent_kv_of_two_ranks_is_written_once(tmp_path, replicated, parts):
+    one = serve(tmp_path, ranks=2, replicated=replicated)
     blocks = one.scheduler.manager.stats().tiers["remote"].copies
     assert len(values(tmp_path)) == parts * blocks
-    two = serve(tmp_path, ranks=2, alike=alike)
+    two = serve(tmp_path, ranks=2, replicated=replicated)
     assert two.scheduler.cache.counters.tokens["remote"] == FULL
     other = serve(tmp_path, ranks=1)  # of another number of ranks, and not latent
     assert other.found == 0
@@ -278,9 +280,9 @@ def test_nothing_waits_for_writes_to_a_store_that_hangs(tmp_path, monkeypatch):
             engine.step()
         for _ in range(4):
             engine.step()
-    there = [at for at in range(12) if engine.on_host([at, *range(12)])]
-    assert len(there) > 1  # later blocks have taken the room of earlier ones
-    assert there[-1] > 9
+    on_host = [at for at in range(12) if engine.on_host([at, *range(12)])]
+    assert len(on_host) > 1  # later blocks have taken the room of earlier ones
+    assert on_host[-1] > 9
     assert engine.scheduler.cache.counters.lost[DROPPED] > 0
     released.set()
     engine.drain()

@@ -190,15 +190,15 @@ def test_weights_that_a_kernel_keeps_are_noticed():
 def test_any_bit_of_a_file_changes_its_digest_and_its_folder_does_not(tmp_path, monkeypatch):
     monkeypatch.setattr(weights, "_CHUNK", 100)
     data = bytes(range(256))
-    here, there = tmp_path / "w.bin", tmp_path / "other"
-    here.write_bytes(data)
-    there.mkdir()
-    (there / "w.bin").write_bytes(data)
-    before = files_digest([here])
-    assert files_digest([there / "w.bin"]) == before
+    weights_file, other_folder = tmp_path / "w.bin", tmp_path / "other"
+    weights_file.write_bytes(data)
+    other_folder.mkdir()
+    (other_folder / "w.bin").write_bytes(data)
+    before = files_digest([weights_file])
+    assert files_digest([other_folder / "w.bin"]) == before
     for at in (0, 99, 100, 128, 255):
-        here.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-        assert files_digest([here]) != before
+        weights_file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        assert files_digest([weights_file]) != before
 
 
 def test_a_checkpoint_is_its_files_of_weights_wherever_they_are(tmp_path, monkeypatch):

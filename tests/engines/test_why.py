@@ -60,7 +60,7 @@ def test_a_break_and_a_new_conversation_differ_in_their_cause():
     why.close()
 
 
-def test_requests_beyond_the_rate_get_the_last_class_of_their_parting_point():
+def test_requests_beyond_the_rate_get_the_last_class_of_their_divergence_point():
     manager = make_manager()
     store(manager, TEXT)
     why = make_counter(manager, per_second=1)

@@ -87,10 +87,10 @@ def state(tokens):
     return zlib.crc32(bytes(tokens)) % 241 + 1
 
 
-def served(names, ranks, stages, *, alike, kinds="", pages=None):
+def served(names, ranks, stages, *, replicated, kinds="", pages=None):
     """The model as a stage with these layers sees it."""
-    heads, layers = 1 if alike else 2 * ranks, len(names) + len(kinds)
-    shape = ModelShape(layers, heads, 8, fingerprint=f"halves {names}", latent=alike, tp=ranks)
+    heads, layers = 1 if replicated else 2 * ranks, len(names) + len(kinds)
+    shape = ModelShape(layers, heads, 8, fingerprint=f"halves {names}", latent=replicated, tp=ranks)
     groups = [ServedGroup(0, tuple(names))]
     if kinds:
         shaped = [LayerGroup(tuple(range(len(names))))]
@@ -102,7 +102,7 @@ def served(names, ranks, stages, *, alike, kinds="", pages=None):
     if pages:
         groups = [replace(one, pages=count) for one, count in zip(groups, pages, strict=True)]
     blocks = BLOCKS * sum(pages or (1,) * len(groups))
-    return ServedModel(shape, SIZE, blocks, tuple(groups), stages, alike)
+    return ServedModel(shape, SIZE, blocks, tuple(groups), stages, replicated)
 
 
 class Exchange:
@@ -146,7 +146,7 @@ class Engine:
         *,
         events=False,
         stages=1,
-        alike=False,
+        replicated=False,
         clock=None,
         naming=None,
         keep=None,
@@ -180,8 +180,8 @@ class Engine:
         self.wall = clock or time.time_ns
         self.layers, self.memory, self.workers = [], [], []
         for names in ("ab", "cd" if kinds else "c")[:stages]:  # of one group unequal ones
-            self.open(settings, names, ranks, stages, alike=alike)
-        model = served("ab", ranks, stages, alike=alike, kinds=kinds, pages=pages)
+            self.open(settings, names, ranks, stages, replicated=replicated)
+        model = served("ab", ranks, stages, replicated=replicated, kinds=kinds, pages=pages)
         opened = {rank: worker.opened() for rank, worker in enumerate(self.workers)}
         clock = clock or time.monotonic_ns
         self.scheduler = SchedulerConnector(settings, model, opened, naming=naming, clock=clock)
@@ -191,16 +191,16 @@ class Engine:
         self.whole = False  # whether a step computes all that is left of a request
         self.seen = []
 
-    def open(self, settings, names, ranks, stages, *, alike):
+    def open(self, settings, names, ranks, stages, *, replicated):
         """The workers of a stage, which wait for each other as they exchange values."""
         pages, sizes = self.blocks.pages, self.blocks.sizes
-        model = served(names, ranks, stages, alike=alike, kinds=self.kinds, pages=pages)
+        model = served(names, ranks, stages, replicated=replicated, kinds=self.kinds, pages=pages)
         exchange = Exchange(ranks)
         size = dict(zip(self.kinds, sizes[1:], strict=True))
 
         def wide(name):
             tokens = size.get(name, sizes[0])
-            return (16,) if name == "s" else (tokens, 8) if alike else (2, tokens, 2, 8)
+            return (16,) if name == "s" else (tokens, 8) if replicated else (2, tokens, 2, 8)
 
         first = len(self.memory)
         for _ in range(ranks):

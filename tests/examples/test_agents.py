@@ -82,7 +82,7 @@ class Server:
         tokens, now, manager = rendered(body), time.monotonic_ns(), self.manager
         self.commands.apply(manager, "", now)
         hints = read_hints(body.get("kv_transfer_params"))
-        assert hints.strange == ()
+        assert hints.ignored == ()
         manager.hint(range_hints(hints.ranges, tokens, None, hints.session), now=now)
         with manager.acquire(tokens, now=now, session=hints.session) as lease:
             self.move(now)

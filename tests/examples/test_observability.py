@@ -20,9 +20,9 @@ EXPORTED = {count.name: count for count in exported()}
 
 
 def queries():
-    told = [target["expr"] for panel in BOARD["panels"] for target in panel["targets"]]
-    told += [each["query"] for each in BOARD["templating"]["list"] if each["type"] == "query"]
-    return [*told, *(FOLDER / "alerts.yml").read_text().split("- alert")[1:]]
+    texts = [target["expr"] for panel in BOARD["panels"] for target in panel["targets"]]
+    texts += [each["query"] for each in BOARD["templating"]["list"] if each["type"] == "query"]
+    return [*texts, *(FOLDER / "alerts.yml").read_text().split("- alert")[1:]]
 
 
 @pytest.mark.parametrize("query", queries())

@@ -136,12 +136,12 @@ def test_the_command_shows_what_it_promises():
         [*COMMAND, "--json", "--audit"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (ran.returncode, ran.stderr) == (0, "")
-    told = json.loads(ran.stdout)
-    assert (told["ok"], told["wrong"], told["missing"]) == (True, [], [])
-    assert told["margin"] > 1e-3  # so far apart that rounding does not choose the token
+    report = json.loads(ran.stdout)
+    assert (report["ok"], report["wrong"], report["missing"]) == (True, [], [])
+    assert report["margin"] > 1e-3  # so far apart that rounding does not choose the token
     reports = [
         StepReport(step["computed"], [StepEvent(*event) for event in step["events"]])
-        for step in told["steps"]
+        for step in report["steps"]
     ]
     assert max(len(report.computed) for report in reports) == 3
     assert sum(amount for *_, amount in happened(reports, "from gpu")) == 96
@@ -332,13 +332,13 @@ def test_a_wrong_token_or_a_missing_event_is_no_success(llama, monkeypatch):
         less = [
             StepReport({"it": 5, "other": 1}, [event for event in events if event.what != what])
         ]
-        told = chats.judge(llama, {"it": right}, less)
-        assert (told["ok"], told["missing"]) == (False, [what])
+        report = chats.judge(llama, {"it": right}, less)
+        assert (report["ok"], report["missing"]) == (False, [what])
     alone = [StepReport({"it": 5}, events[2:])]
     assert chats.judge(llama, {"it": right}, alone)["missing"] == ["batch", "mixed batch"]
     wrong = [*right[:-1], right[-1] + 1]
-    told = chats.judge(llama, {"it": wrong}, reports)
-    assert (told["ok"], told["wrong"]) == (False, ["it"])
+    report = chats.judge(llama, {"it": wrong}, reports)
+    assert (report["ok"], report["wrong"]) == (False, ["it"])
 
 
 @pytest.mark.slow
@@ -382,5 +382,5 @@ def test_ctrl_c_ends_every_process():
         assert process.stdout is not None
         assert process.stdout.readline().startswith("  0  ann +37")
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: all of them get it
-        _, told = process.communicate()  # returns when none of them holds the pipes any more
-        assert (process.returncode, told) == (130, "Stopped.\n")
+        _, errors = process.communicate()  # returns when none of them holds the pipes any more
+        assert (process.returncode, errors) == (130, "Stopped.\n")

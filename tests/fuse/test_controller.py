@@ -81,7 +81,7 @@ def store(monkeypatch):
         engine = LayerwiseEngine(executor, Layerwise(readers=1))
         monkeypatch.setattr(LayerwiseEngine, "of", lambda _: engine)
         yield store
-        settle(executor)
+        run_until_idle(executor)
         manager.audit()
 
 
@@ -90,7 +90,7 @@ def limit(store, rate):
     store.executor.pools[DISK].rate = rate
 
 
-def settle(executor):
+def run_until_idle(executor):
     """Let time go on until all moves have ended: those in the background keep to budgets."""
     while executor.poll():
         executor.clock.take(100_000)
@@ -109,19 +109,19 @@ def request(store, controller, chunks, slower=1.0):
         ratio = controller.ratio(fetch, QUERY)
         computed = round(ratio * TOKENS) + QUERY
         for layer in range(LAYERS):
-            assert fetch.wait(layer) == []  # `saw` gets the passes' times: none runs here
+            assert fetch.wait(layer) == []  # `observe` gets the passes' times: none runs here
         for part in fetch.parts:
             from_tiers.update(part.tiers)
-    controller.saw(
+    controller.observe(
         round(slower * LAYERS * LAYER_NS * computed),
         pairs=LAYERS * computed,
         layers_full=0,
         tokens=TOKENS,
         query=QUERY,
     )
-    settle(executor)
+    run_until_idle(executor)
     store.place(CHUNKS, "disk")
-    settle(executor)
+    run_until_idle(executor)
     return ratio, from_tiers
 
 

@@ -48,8 +48,8 @@ def compute(fetch, part):
     wanted = truth(part.sequence)
     for layer in range(LAYERS):
         past = fetch.past(part, layer)
-        for here, there in zip(past, wanted[layer], strict=True):
-            assert torch.equal(here, there[: part.start])
+        for part_of_past, whole in zip(past, wanted[layer], strict=True):
+            assert torch.equal(part_of_past, whole[: part.start])
         fetch.write(part, layer, *wanted[layer][:, part.start :])
     fetch.keep(part)
 

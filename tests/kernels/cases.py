@@ -65,8 +65,8 @@ def calls(draw, kernel=None, rows=None, cells=None):
     if kernel == "rerotate" or (kernel == "scatter_fused_recompute" and draw(st.booleans())):
         rope = draw(_ropes(planes[0].cells.shape[4], step))
         least = 1 - rope.length if kernel == "rerotate" else 0
-        turns = draw(_indices(tokens, range(least, rope.length), distinct=False))
-        made = [replace(call, rope=rope, turns=turns) for call in made]
+        rotations = draw(_indices(tokens, range(least, rope.length), distinct=False))
+        made = [replace(call, rope=rope, rotations=rotations) for call in made]
     return made
 
 

@@ -87,7 +87,7 @@ class Part:
     def __init__(self, call, at, layer):
         plane = call.planes[at]
         self.kernel, self.covers = call.kernel, call.covers
-        self.slots, self.turns = call.slots, call.turns
+        self.slots, self.rotations = call.slots, call.rotations
         self.rope, self.turning = call.rope, call.keys and at == 0
         self.cells = plane.cells[layer]
         self.scales = None if plane.scales is None else plane.scales[layer]
@@ -100,7 +100,7 @@ def run_plane(call):
     """Do what a call says for one layer of a plane."""
     capacity = call.cells.shape[0] * call.cells.shape[1]
     for i, slot in enumerate(call.slots.tolist()):
-        by = int(call.turns[i]) if call.rope is not None else 0
+        by = int(call.rotations[i]) if call.rope is not None else 0
         inside = 0 <= slot < capacity and in_tables(call, by)
         call.skipped[i] = 0 if inside else 1
         if call.deviation is not None:

@@ -13,7 +13,7 @@ from kvtrie.kernels import (
     attend_causal,
     attend_masked,
     attend_padded,
-    attend_unweighed,
+    attend_without_weights,
     attention,
 )
 from kvtrie.kernels.padding import pays, stored
@@ -141,13 +141,13 @@ def test_queries_are_padded_where_that_was_measured_to_pay(monkeypatch):
     query, keys, values, _, _ = drawn(5, 30)
     pos = torch.stack([torch.randperm(30) for _ in range(4)]).view(2, 2, 30)
     place = {"token_pos": pos, "input_pos": 25}
-    truth = attend_unweighed(query, keys, values, **place)
+    truth = attend_without_weights(query, keys, values, **place)
     asked = []
     monkeypatch.setattr(attention, "pays", lambda *given: asked.append(given) is None)
-    assert (attend_unweighed(query, keys, values, **place) - truth).abs().max() < 1e-5
+    assert (attend_without_weights(query, keys, values, **place) - truth).abs().max() < 1e-5
     assert asked == [("cpu", 5, 30)]
     first = torch.tensor([0, 3])
-    attend_unweighed(query, keys, values, **place, first=first)
+    attend_without_weights(query, keys, values, **place, first=first)
     assert len(asked) == 1  # padding takes the mask
 
 
@@ -171,11 +171,11 @@ def test_masks_stay_below_the_limit(monkeypatch, padded):
     causal = attend_causal(own, own, own, first=first)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noting)
     limit = 8 * query.shape[0] * query.shape[1] * 60 * 5 / 1e9  # five queries
-    found = attend_unweighed(query, keys, values, tmp_array_limit_gb=limit, **place)
+    found = attend_without_weights(query, keys, values, tmp_array_limit_gb=limit, **place)
     assert (found - truth).abs().max() < 1e-6
     assert len(masks) == 5
     found = attend_causal(own, own, own, first=first, tmp_array_limit_gb=limit)
     assert (found - causal).abs().max() < 1e-6
     assert max(masks) <= limit * 1e9
     with pytest.raises(ConfigError, match="the limit is 1e-09"):
-        attend_unweighed(query, keys, values, tmp_array_limit_gb=1e-9, **place)
+        attend_without_weights(query, keys, values, tmp_array_limit_gb=1e-9, **place)

@@ -26,14 +26,14 @@ def test_the_kernels_do_what_the_twin_does(dtype, dim, new, rows, padded):
     first = torch.tensor([0, rows // 3]) if padded else None
     place = {"token_pos": pos, "input_pos": rows - new, "first": first}
     out, weights = attend(query, keys, values, **place, return_attn_weights=True)
-    there = [each.cuda() for each in (query, keys, values)]
+    on_gpu = [each.cuda() for each in (query, keys, values)]
     at = {name: each.cuda() if torch.is_tensor(each) else each for name, each in place.items()}
-    assert ready(there[0].device)
-    assert takes(*there)
-    mine, theirs = attend(*there, **at, return_attn_weights=True)
+    assert ready(on_gpu[0].device)
+    assert takes(*on_gpu)
+    mine, theirs = attend(*on_gpu, **at, return_attn_weights=True)
     torch.testing.assert_close(mine.cpu(), out, rtol=FAR[dtype], atol=FAR[dtype])
     torch.testing.assert_close(theirs.cpu(), weights, rtol=1e-3, atol=1e-3)
-    again, same = attend(*there, **at, return_attn_weights=True)
+    again, same = attend(*on_gpu, **at, return_attn_weights=True)
     assert torch.equal(again, mine)  # the same bits each time
     assert torch.equal(same, theirs)
 
@@ -64,9 +64,9 @@ def test_gradients_are_those_of_the_twin(dtype, dim, new, rows, padded):
     given = [each.cuda() for each in (grad, query, keys, values)]
     found = []
     for _ in range(2):
-        there = added.cuda()
-        assert takes_back(*given[1:], *there)
-        found.append((attend_backward(*given, *there, **at), *there))
+        on_gpu = added.cuda()
+        assert takes_back(*given[1:], *on_gpu)
+        found.append((attend_backward(*given, *on_gpu, **at), *on_gpu))
     truth = (attend_backward(grad, query, keys, values, *added, **place), *added)
     for mine, again, wanted in zip(*found, truth, strict=True):
         assert torch.equal(again, mine)  # the same bits each time

@@ -44,14 +44,14 @@ def test_kernels_do_what_twins_do(kernel):
     def check(made):
         theirs, memo = copied(made), {}
         for call, other in zip(made, theirs, strict=True):
-            there = moved(call, "cuda", memo)
-            launch(there)
+            on_gpu = moved(call, "cuda", memo)
+            launch(on_gpu)
             twin.run(other)
-            for mine, its in zip(written(there), written(other), strict=True):
+            for mine, its in zip(written(on_gpu), written(other), strict=True):
                 assert torch.equal(mine.cpu(), its)
             if other.deviation is not None:
                 torch.testing.assert_close(
-                    there.deviation.cpu(), other.deviation, rtol=1e-5, atol=1e-7
+                    on_gpu.deviation.cpu(), other.deviation, rtol=1e-5, atol=1e-7
                 )
 
     check()
@@ -66,8 +66,8 @@ def test_real_sizes(dtype, heads, dim):
     layout = Layout(dtype=dtype, scales="group" if quantised else "none", latent=latent)
     sizes = {"blocks": 64, "block_tokens": 16, "heads": heads, "head_dim": dim}
     [size] = layout.planes(16, heads, dim)
-    there = torch.zeros(64 * size, dtype=torch.uint8, device="cuda")
-    on_device = Pages.of([there], layout, **sizes)
+    on_gpu = torch.zeros(64 * size, dtype=torch.uint8, device="cuda")
+    on_device = Pages.of([on_gpu], layout, **sizes)
     on_host = Pages.of([torch.zeros(64 * size, dtype=torch.uint8)], layout, **sizes)
     slots, positions = torch.randperm(1024)[:777], torch.randint(0, 4096, (777,))
     fresh = [torch.randn(777, heads, dim).bfloat16() for _ in on_host.planes]
@@ -140,28 +140,28 @@ def test_several_layers_move_in_one_launch(kv):
 def test_pools_convert_on_the_device_as_on_the_host(dtype):
     model = ModelShape(layers=3, kv_heads=2, head_dim=64, dtype="bfloat16")
     small = Layout(dtype=dtype, scales="group")
-    near, far = Pool(model, 4, 16), Pool(model, 4, 16, device="cuda")
-    near.keys.normal_()
-    far.planes[0].copy_(near.planes[0])
+    host_pool, far = Pool(model, 4, 16), Pool(model, 4, 16, device="cuda")
+    host_pool.keys.normal_()
+    far.planes[0].copy_(host_pool.planes[0])
     host, pinned = Pool(model, 4, 16, layout=small), Pool(model, 4, 16, layout=small, pinned=True)
-    here, there = np.array([4, 0, 9, 7]), np.array([1, 2, 3, 10])
-    host.copy_from(near, here, there)
-    pinned.copy_from(far, here, there)
+    source_slots, target_slots = np.array([4, 0, 9, 7]), np.array([1, 2, 3, 10])
+    host.copy_from(host_pool, source_slots, target_slots)
+    pinned.copy_from(far, source_slots, target_slots)
     torch.cuda.synchronize()
     assert torch.equal(pinned.planes[0], host.planes[0])
-    near.copy_from(host, there, here)
-    far.copy_from(pinned, there, here)
-    assert torch.equal(far.planes[0].cpu(), near.planes[0])
+    host_pool.copy_from(host, target_slots, source_slots)
+    far.copy_from(pinned, target_slots, source_slots)
+    assert torch.equal(far.planes[0].cpu(), host_pool.planes[0])
 
 
 @pytest.mark.parametrize("way", ["up", "down", "on the card"])
 @pytest.mark.parametrize("width", [48, 4096, 65_536])
 def test_scattered_rows_cross_the_link(way, width):
     torch.manual_seed(0)
-    here = torch.randint(0, 256, (600, width), dtype=torch.uint8).pin_memory()
+    pinned_rows = torch.randint(0, 256, (600, width), dtype=torch.uint8).pin_memory()
     card = torch.randint(0, 256, (700, width), dtype=torch.uint8, device="cuda")
-    source = here if way == "up" else card
-    target = here if way == "down" else card.flip(0) if way == "on the card" else card
+    source = pinned_rows if way == "up" else card
+    target = pinned_rows if way == "down" else card.flip(0) if way == "on the card" else card
     of, to = (torch.randperm(600)[:333].numpy() for _ in range(2))
     wanted = target.cpu().clone()  # of what is on the host, cpu() is no copy
     wanted[to] = source.cpu()[of]

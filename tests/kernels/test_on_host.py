@@ -92,7 +92,7 @@ def test_every_pair_of_a_head_turns(hosts, kernel, width, first, neighbours):
         slots=torch.tensor([4, 0, 5]),
         skipped=torch.zeros(3, dtype=torch.uint8),
         rows=() if kernel == "rerotate" else (torch.randn(1, 3, 2, 64).bfloat16(),),
-        turns=torch.tensor([49, 1, -17 if kernel == "rerotate" else 17]),
+        rotations=torch.tensor([49, 1, -17 if kernel == "rerotate" else 17]),
         rope=rope,
     )
     before = call.planes[0].cells.clone()
@@ -126,11 +126,11 @@ def test_numbers_round_as_torch_rounds_them(hosts, cell):
     x = torch.nn.functional.pad(x, (0, 2560 - len(x)))
     call = numbers("paged_scatter", cell, x, torch.zeros(len(x), dtype=cell))
     hosts("fp32", CELLS[cell]).run(call)
-    near = (x.clamp(-448, 448) if cell.itemsize == 1 else x).to(cell)
+    nearest = (x.clamp(-448, 448) if cell.itemsize == 1 else x).to(cell)
     word = torch.uint8 if cell.itemsize == 1 else torch.int16
     wrote = call.planes[0].cells.reshape(-1)
     assert torch.equal(wrote.float().isnan(), x.isnan())
-    assert torch.equal(wrote.view(word)[~x.isnan()], near.view(word)[~x.isnan()])
+    assert torch.equal(wrote.view(word)[~x.isnan()], nearest.view(word)[~x.isnan()])
 
 
 def numbers(kernel, cell, x, codes):

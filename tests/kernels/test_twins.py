@@ -38,9 +38,9 @@ def test_twins_do_what_a_loop_does(made):
 def test_the_loop_rounds_as_torch_does(dtype, x):
     largest = naive.LARGEST.get(dtype, float("inf"))
     wide = torch.tensor([x], dtype=torch.float32).clamp(-largest, largest)
-    near = (wide.round() if dtype == torch.int8 else wide).to(dtype)
+    nearest = (wide.round() if dtype == torch.int8 else wide).to(dtype)
     word = naive.WORDS[dtype.itemsize]
-    assert naive.encoded(x, dtype) == int(near.view(word)) % 2 ** (8 * dtype.itemsize)
+    assert naive.encoded(x, dtype) == int(nearest.view(word)) % 2 ** (8 * dtype.itemsize)
 
 
 def test_what_does_not_turn_keeps_its_bits():

@@ -42,8 +42,8 @@ def fp8(x):
     for v in x:
         y = float(F32(v * inverse))
         unit = 2.0 ** (max(math.frexp(y)[1] - 1, -6) - 3) if y else 1.0
-        near = min(max(round(y / unit) * unit, -448.0), 448.0)  # round: ties to even
-        out.append(F32(near) * scale)
+        nearest = min(max(round(y / unit) * unit, -448.0), 448.0)  # round: ties to even
+        out.append(F32(nearest) * scale)
     return np.array(out)
 
 
@@ -76,7 +76,7 @@ class Token:
     def error(self):
         return float(np.linalg.norm(self.k - self.kept_k) + np.linalg.norm(self.v - self.kept_v))
 
-    def settle(self):
+    def end_step(self):
         self.now_k, self.now_v = self.kept_k, self.kept_v
 
 
@@ -162,7 +162,7 @@ class Oracle:
             self.cumulate(new)
         for rows in self.rows.values():
             for token in rows:
-                token.settle()
+                token.end_step()
         return out
 
     @property

@@ -50,7 +50,7 @@ def alike(cache, oracle):
     Returns the worst difference of scores.
     """
     keys, values = cache.keys_values()
-    told = CUMULATED.get(oracle.policy)
+    attribute = CUMULATED.get(oracle.policy)
     worst = 0.0
     for (b, g), rows in oracle.rows.items():
         mine = cache.token_pos[b, g].tolist()
@@ -61,8 +61,8 @@ def alike(cache, oracle):
             token = by_pos[pos]
             assert np.array_equal(keys[b, g, row].numpy(), token.now_k.astype(np.float32))
             assert np.array_equal(values[b, g, row].numpy(), token.now_v.astype(np.float32))
-            if told is not None:
-                worst = max(worst, abs(cache.scores[b, g, row].item() - getattr(token, told)))
+            if attribute is not None:
+                worst = max(worst, abs(cache.scores[b, g, row].item() - getattr(token, attribute)))
     assert worst < 1e-4
     return worst
 

@@ -105,8 +105,8 @@ def dense(model, ids, seen, position_ids=None):
         old = (key, value) if sight.exact else sight.kept
         for mine, kept in zip((key, value), old, strict=True):
             off = (sight.rounded(mine) - mine).abs()
-            near = (kept - mine).abs() <= off + 1e-4
-            assert (near | ~shown[module.layer_idx]).all()
+            close = (kept - mine).abs() <= off + 1e-4
+            assert (close | ~shown[module.layer_idx]).all()
         key, value, old_key, old_value, mask = (
             x.repeat_interleave(each, dim=1) for x in (key, value, *old, masks[module.layer_idx])
         )

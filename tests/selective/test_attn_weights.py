@@ -19,16 +19,16 @@ from kvtrie.selective import (
 def test_weights_of_a_step_sum_to_its_tokens(policy, monkeypatch):
     cache = make_cache(f"{policy}-default", cache_length=12, dtype=torch.float32, **SIZES)
     monkeypatch.setattr(type(cache), "update_requires_attn_weights", True)
-    told = []
+    sums = []
     cache._cumulate = lambda weights, new, ran=cache._cumulate: (
-        told.append((weights.sum(dim=-1), new)),
+        sums.append((weights.sum(dim=-1), new)),
         ran(weights, new),
     )
     generator = torch.Generator().manual_seed(1)
     for new in (5, 7, 3, 1, 12):  # while it fills, and full
         cache(*step(generator, new))
-    assert told
-    for total, new in told[-4:]:
+    assert sums
+    for total, new in sums[-4:]:
         assert torch.allclose(total, torch.tensor(float(new)), atol=1e-5)
     if policy == "h2o":
         fresh = make_cache("h2o-default", cache_length=12, dtype=torch.float32, **SIZES)

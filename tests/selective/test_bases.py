@@ -82,7 +82,7 @@ class InLists(DefaultKVCache):
     def _rows_seen(self):
         return self.keys_values()
 
-    def _settle(self):
+    def _end_step(self):
         pass
 
     def keys_values(self):

@@ -58,17 +58,17 @@ def test_rows_come_back(kind, module, bits):
     buffers = made(kind, bits)
     generator = torch.Generator().manual_seed(bits)
     x = torch.randn(2, 2, 6, 64, generator=generator)
-    near = buffers.rounded(x)
-    assert near.shape == x.shape
-    error = (near - x).norm() / x.norm()
+    rounded = buffers.rounded(x)
+    assert rounded.shape == x.shape
+    error = (rounded - x).norm() / x.norm()
     assert error < (0.02 if bits == 8 else 0.15)
     alone = buffers.rounded(x[1:, :, 2:3])
-    assert torch.equal(alone, near[1:, :, 2:3])  # codes of a row depend on that row alone
+    assert torch.equal(alone, rounded[1:, :, 2:3])  # codes of a row depend on that row alone
     rows = torch.arange(6).expand(2, 2, 6)
     buffers.write(rows, x, x * 2)
     assert torch.equal(buffers.seen(6)[0], x)
-    buffers.settle()
-    assert torch.equal(buffers.seen(6)[0], near)
+    buffers.end_step()
+    assert torch.equal(buffers.seen(6)[0], rounded)
     assert buffers.nbytes == 2 * 24 * (64 * bits // 8 + (8 if kind is TorchAo else 4))
 
 

@@ -108,10 +108,10 @@ def test_a_copy_goes_on_by_itself(llama, name):
         cache.read(ids, mask)
         with copy.deepcopy(cache) as other, copy.copy(cache) as third:
             assert other.get_seq_length() == 50
-            told = other.read(more)
+            expected = other.read(more)
             other.read(tokens(22, 2, 9))
-            assert torch.equal(cache.read(more), told)
-            assert torch.equal(third.read(more), told)
+            assert torch.equal(cache.read(more), expected)
+            assert torch.equal(third.read(more), expected)
         assert cache.read(more).isfinite().all()
         cache.shrink(12)
         with copy.deepcopy(cache) as shrunk:

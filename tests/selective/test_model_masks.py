@@ -47,7 +47,7 @@ def test_when_rows_become_what_codes_say_is_seen(llama, monkeypatch, defect):
     if defect == "always coded":
         monkeypatch.setattr(CodedBuffers, "write", coded)
     else:
-        monkeypatch.setattr(CodedBuffers, "settle", lambda _: None)
+        monkeypatch.setattr(CodedBuffers, "end_step", lambda _: None)
     with pytest.raises(AssertionError):
         equal_under_masks(llama, "qh2o", 1, buffers="torch-quantized4")
 

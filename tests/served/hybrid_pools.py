@@ -188,7 +188,7 @@ class HybridWorld:
         if kind == "theirs":
             parts = (ComponentType.FULL, SWA, ComponentType.MAMBA)
             params.tree_components = tuple(
-                part for part, there in zip(parts, (1, swa, states), strict=True) if there
+                part for part, present in zip(parts, (1, swa, states), strict=True) if present
             )
             params.tree_core_backend = "python" if states else None
             self.cache = UnifiedRadixCache(params)

@@ -283,7 +283,7 @@ class Server:
         self.found = sum(output.num_cached_tokens or 0 for output in outputs)
         return [answer(output) for output in outputs]
 
-    def settle(self):
+    def wait_for_stores(self):
         """Step on until every store has ended, as a server in a separate process does."""
         for _ in range(5000):
             if not self.kv_scheduler.busy:
@@ -297,7 +297,7 @@ class Server:
 
     def check(self):
         """Nothing is held, nothing is under way, and the books are right."""
-        self.settle()
+        self.wait_for_stores()
         stats = self.kv_scheduler.manager.stats()
         assert (stats.leases, stats.moves) == (0, 0)
         self.kv_scheduler.manager.audit()

@@ -223,24 +223,24 @@ def test_random_operations_under_pressure(kind):
     assert world.cache.total_size() == 0
 
 
-def replayed(events, there):
+def replayed(events, published):
     """Blocks on any medium after events; checks each event against those before it."""
     for event in events:
         if isinstance(event, AllBlocksCleared):
-            there.clear()
+            published.clear()
         elif isinstance(event, BlockRemoved):
             for each in event.block_hashes:
-                del there[each]
+                del published[each]
         else:
             before = event.parent_block_hash
-            assert before is None or before in there
+            assert before is None or before in published
             for at, each in enumerate(event.block_hashes):
                 ids = tuple(event.token_ids[at * PAGE : (at + 1) * PAGE])
-                assert each not in there
+                assert each not in published
                 assert event.block_size == len(ids) == PAGE
-                there[each] = (before, ids, event.cache_salt, event.lora_name, event.medium)
+                published[each] = (before, ids, event.cache_salt, event.lora_name, event.medium)
                 before = each
-    return there
+    return published
 
 
 @pytest.mark.usefixtures("page_hashes")
@@ -250,18 +250,18 @@ def test_events_are_those_of_sglangs_own_cache(dynamo):
     worlds = [World(kind, 4096, 3, **more) for kind in ("ours", "theirs")]
     tables = [{}, {}]
     for _ in range(300):
-        for world, there in zip(worlds, tables, strict=True):
+        for world, published in zip(worlds, tables, strict=True):
             world.step()
-            replayed(world.cache.kv_events.take(), there)
+            replayed(world.cache.kv_events.take(), published)
         assert tables[0] == tables[1]
     # The older format leaves adapters without a public name out of its hashes.
     names = (("a", None), (None, "lora"), ("a", "lora")) if dynamo else (("a", None), ("b", None))
-    for world, there in zip(worlds, tables, strict=True):
+    for world, published in zip(worlds, tables, strict=True):
         for salt, extra in names:
             world.cache.insert(
                 InsertParams(key=key([1, 2, 3], 4, salt, extra), value=world.pool.alloc(3))
             )
-        replayed(world.cache.kv_events.take(), there)
+        replayed(world.cache.kv_events.take(), published)
     assert tables[0] == tables[1]
     assert len(tables[0]) * PAGE == worlds[0].cache.total_size()
     worlds[0].cache.reset()
@@ -270,17 +270,17 @@ def test_events_are_those_of_sglangs_own_cache(dynamo):
 
 @pytest.mark.usefixtures("page_hashes")
 def test_events_under_pressure_list_the_cached_pages():
-    world, there = World("ours", 60, 4, enable_kv_cache_events=True), {}
+    world, published = World("ours", 60, 4, enable_kv_cache_events=True), {}
     removed = 0
     for _ in range(3000):
         world.step()
         events = world.cache.kv_events.take()
         removed += sum(len(each.block_hashes) for each in events if isinstance(each, BlockRemoved))
-        replayed(events, there)
-        assert len(there) * PAGE == world.cache.total_size()
-        assert all(row[0] is None or row[0] in there for row in there.values())
+        replayed(events, published)
+        assert len(published) * PAGE == world.cache.total_size()
+        assert all(row[0] is None or row[0] in published for row in published.values())
     assert removed > 100
-    published = {tuple(row[1]) for row in there.values()}
+    published = {tuple(row[1]) for row in published.values()}
     assert published == {tuple(ids) for ids in cached_pages(world)}
 
 

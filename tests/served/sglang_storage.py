@@ -160,10 +160,10 @@ def test_adapters_of_the_command_line_count_by_their_files(tmp_path, monkeypatch
     storage = opened(tmp_path / "kv")
     assert storage.set("a", HostPool().get_data_page(0))
     storage.close()
-    for content, there in ((b"two", False), (b"one", True)):
+    for content, stored in ((b"two", False), (b"one", True)):
         (adapter / "adapter_model.safetensors").write_bytes(content)
         storage = opened(tmp_path / "kv")
-        assert storage.exists("a") == there
+        assert storage.exists("a") == stored
         storage.close()
 
 
@@ -328,11 +328,11 @@ def test_borders_are_those_that_sglangs_own_files_have(tmp_path, url):
     for turn in range(25):
         keys = [f"{turn} {at}" for at in range(draw.randint(1, 12))]
         for name in [PoolName.KV, *names]:
-            there = [key for key in keys if draw.random() < 0.8]
+            stored = [key for key in keys if draw.random() < 0.8]
             size = 1 if name == "mamba" else PAGE
-            wanted = PoolTransfer(name, torch.arange(len(there) * size), keys=there)
+            wanted = PoolTransfer(name, torch.arange(len(stored) * size), keys=stored)
             for one in (ours, theirs):
-                assert one.batch_set_v2([wanted])[name] == [True] * len(there)
+                assert one.batch_set_v2([wanted])[name] == [True] * len(stored)
         asked = [
             trailing(PoolName.SWA, keys[: draw.randint(1, 3)]),
             trailing(PoolName.MAMBA, keys[:1]),

@@ -76,9 +76,9 @@ def names_of(listed):
 
 def differences(listed, texts):
     """Names that only the list or only the stubs have, a line each."""
-    listed, there = names_of(listed), names_in(texts)
-    return [f"{'.'.join(each)} is not in the stubs" for each in sorted(listed - there)] + [
-        f"{'.'.join(each)} is not in the list" for each in sorted(there - listed)
+    listed, found = names_of(listed), names_in(texts)
+    return [f"{'.'.join(each)} is not in the stubs" for each in sorted(listed - found)] + [
+        f"{'.'.join(each)} is not in the list" for each in sorted(found - listed)
     ]
 
 

@@ -154,7 +154,7 @@ def asked_thrice(server, tokens, publisher=None):
         server.answers([servers.prompt(turn % 6, tokens + turn % 6)], tokens=1)
         found.append(server.found)
         if publisher is None:
-            server.settle()
+            server.wait_for_stores()
     return sum(found[12:]) / sum(tokens + seed for seed in range(6))
 
 

@@ -75,6 +75,6 @@ def test_hints_of_clients_reach_the_engine(at):
 
     asyncio.run(AgentHints(app)(scope, receive, send))
     hints = read_hints(extra_of(app.read))
-    assert hints.strange == ()
+    assert hints.ignored == ()
     assert hints.session or hints.ranges
     assert app.rendered == sum(each.last == 3 for each in hints.ranges)

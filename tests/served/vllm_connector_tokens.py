@@ -58,7 +58,7 @@ def disk(folder, blocks=64, **more):
 def test_what_comes_from_host(model, wanted, layerwise):
     with serve(model, host(use_layerwise=layerwise)) as server:
         same(server.answers(PROMPTS), short(wanted, 8))
-        server.settle()
+        server.wait_for_stores()
         server.forget()
         same(server.answers(PROMPTS), short(wanted, 8))
         assert server.kv_scheduler.cache.counters.tokens["host"] >= 5 * 3 * BLOCK
@@ -88,7 +88,7 @@ def test_blocks_are_stored_by_the_step_that_fills_them(model, wanted, monkeypatc
             assert server.kv_scheduler.cache.moves.dispatch.pending == 0
             assert server.kv_scheduler.manager.stats().moves == 0
         assert (sum(inside), len(layers)) == (6 + 3 + 7, 4)
-        server.settle()
+        server.wait_for_stores()
         server.forget()
         same(server.answers(PROMPTS), short(wanted, 8))
         assert server.kv_scheduler.cache.counters.tokens["host"] >= (6 + 3 + 7) * BLOCK
@@ -100,7 +100,7 @@ def one_by_one(server, prompts, wanted):
     """Each prompt by itself, its blocks stored before the next one comes."""
     for each, right in zip(prompts, wanted, strict=True):
         same(server.answers([each]), [right])
-        server.settle()
+        server.wait_for_stores()
 
 
 def test_what_comes_from_disk_and_after_a_restart(model, wanted, tmp_path):
@@ -124,7 +124,7 @@ def test_damaged_blocks_are_misses_and_fail_no_request(model, wanted, tmp_path):
     extra = disk(tmp_path)
     with serve(model, extra) as server:
         server.answers(PROMPTS)
-        server.settle()
+        server.wait_for_stores()
     files = [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 65536]
     assert files
     for path in files:
@@ -150,7 +150,7 @@ def test_preemption_under_pressure(model, wanted, tmp_path, monkeypatch):
     with serve(model, disk(tmp_path, blocks=24), blocks=21) as server:
         for _ in range(3):
             same(server.answers(PROMPTS, tokens=40), wanted)
-            server.settle()
+            server.wait_for_stores()
         assert preempted
         server.check()
 
@@ -162,7 +162,7 @@ class BrokenError(Exception):
 def test_failing_loads_are_computed_again(model, wanted, monkeypatch):
     with serve(model, host(), policy="recompute") as server:
         same(server.answers(PROMPTS), short(wanted, 8))
-        server.settle()
+        server.wait_for_stores()
         server.forget()
         left, copy = [0, 1, 1, 0, 1, 1], EnginePool.copy_from
 
@@ -183,7 +183,7 @@ def test_failing_loads_are_computed_again(model, wanted, monkeypatch):
 def test_a_failing_disk_fails_no_request(model, wanted, tmp_path, monkeypatch):
     with serve(model, disk(tmp_path, blocks=9)) as server:
         server.answers(PROMPTS)
-        server.settle()
+        server.wait_for_stores()
         server.forget()
 
         def fail(rows):
@@ -241,7 +241,7 @@ def test_salts_part_requests_and_a_reset_forgets_all_tiers(model, wanted, tmp_pa
             sampling = servers.SamplingParams(max_tokens=4, temperature=0, detokenize=False)
             server.llm.generate(each, sampling, use_tqdm=False)
         assert server.kv_scheduler.cache.counters.tokens["host"] == 0
-        server.settle()
+        server.wait_for_stores()
         assert server.kv_scheduler.manager.stats().blocks == 12
         assert server.core.scheduler.reset_prefix_cache(reset_connector=True)
         assert server.kv_scheduler.manager.stats().blocks == 0

@@ -25,7 +25,7 @@ def wanted(model):
         return server.answers(PROMPTS)
 
 
-def settle(server):
+def run_idle_steps(server):
     for _ in range(400):
         server.llm.llm_engine.step()
 
@@ -35,7 +35,7 @@ def ask(server, which):
     found, answers = 0, []
     for at in which:
         answers += server.answers([PROMPTS[at]])
-        settle(server)
+        run_idle_steps(server)
         server.forget()
         found += server.found
     return answers, found

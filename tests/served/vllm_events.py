@@ -31,8 +31,8 @@ class Publisher:
     """Takes batches through vLLM's encoder and decoder, and follows what is where, by group."""
 
     def __init__(self):
-        self.there = {"GPU": set(), "CPU": set(), "STORAGE": set()}
-        self.ever = {medium: set() for medium in self.there}
+        self.resident = {"GPU": set(), "CPU": set(), "STORAGE": set()}
+        self.ever = {medium: set() for medium in self.resident}
         self.facts = {}
         self.runs = 0
         self.batches = []
@@ -42,17 +42,17 @@ class Publisher:
         data = msgspec.msgpack.Encoder().encode(batch)
         for event in msgspec.msgpack.Decoder(KVEventBatch).decode(data).events:
             if not hasattr(event, "medium"):
-                self.there["GPU"].clear()
+                self.resident["GPU"].clear()
                 continue
             assert event.locality is None
             assert event.ownership is None
             assert all(isinstance(name, int) for name in event.block_hashes)
             names = {(event.group_idx, name) for name in event.block_hashes}
             if not isinstance(event, BlockStored):
-                self.there[event.medium] -= names
+                self.resident[event.medium] -= names
                 continue
             self.note(event)
-            self.there[event.medium] |= names
+            self.resident[event.medium] |= names
             self.ever[event.medium] |= names
             self.runs += len(names) > 1 and event.medium != "GPU"
 
@@ -72,7 +72,7 @@ class Publisher:
             assert event.medium == "GPU"  # vLLM leaves blocks out that it does not keep
             return
         assert len(event.token_ids) == size * len(event.block_hashes)
-        known = {name for there in self.there.values() for _, name in there}
+        known = {name for resident in self.resident.values() for _, name in resident}
         assert names[0] is None or names[0] in known
         for at, name in enumerate(event.block_hashes):
             keys = event.extra_keys and event.extra_keys[at]
@@ -168,22 +168,22 @@ def test_events_name_the_group_of_layers_as_vllms_own_do(tmp_path, made, kind, t
     with servers.serve(folder, extra, **more) as server:
         seen = server.core.scheduler.kv_event_publisher = Publisher()
         server.answers([servers.prompt(0, tokens)])
-        server.settle()
+        server.wait_for_stores()
         # Windows that no resume point needs are on host only.
-        assert seen.there["STORAGE"] == seen.there["GPU"] <= seen.there["CPU"]
+        assert seen.resident["STORAGE"] == seen.resident["GPU"] <= seen.resident["CPU"]
         first, *others = server.core.scheduler.connector._model.groups
-        assert {name for _, name in seen.there["CPU"]} == seen.names("GPU", first.number)
+        assert {name for _, name in seen.resident["CPU"]} == seen.names("GPU", first.number)
         assert seen.facts[first.number] == ("full_attention", None)
         assert {seen.facts[group.number] for group in others} == {kind}
-        assert {number for number, _ in seen.there["CPU"]} == {*range(1 + len(others))}
-        on_disk = {*seen.there["STORAGE"]}
+        assert {number for number, _ in seen.resident["CPU"]} == {*range(1 + len(others))}
+        on_disk = {*seen.resident["STORAGE"]}
     with servers.serve(folder, extra, **more) as server:
         seen = server.core.scheduler.kv_event_publisher = Publisher()
         server.answers([servers.prompt(1, 2)])
-        assert seen.there["STORAGE"] == on_disk
+        assert seen.resident["STORAGE"] == on_disk
         server.core.scheduler.reset_prefix_cache(reset_connector=True)
         server.answers([servers.prompt(1, 2)])
-        assert seen.there["STORAGE"] == set()
+        assert seen.resident["STORAGE"] == set()
 
 
 @pytest.mark.parametrize("host", [8, 30])

@@ -82,7 +82,7 @@ def test_int8_blocks_come_back_close_to_native_ones(model, calibration, layerwis
     with serve(model, settings) as server:
         right = chances(server, PROMPTS)
         assert server.found == 0
-        server.settle()
+        server.wait_for_stores()
         block = server.worker.host.unit_bytes * 4
         assert block == PLAIN * (32 + 4) // (32 * 4)
         assert block / (PLAIN // 2) == pytest.approx(0.5625)  # heads of 32; .531 for heads of 64
@@ -98,7 +98,7 @@ def test_int8_blocks_come_back_close_to_native_ones(model, calibration, layerwis
 def test_answers_of_int8_are_those_of_native_tiers(model, wanted):
     with serve(model, host(uncalibrated=True)) as server:
         server.answers(PROMPTS)
-        server.settle()
+        server.wait_for_stores()
         server.forget()
         got = server.answers(PROMPTS)
         assert server.found == WHOLE
@@ -119,7 +119,7 @@ def test_groups_with_kv_have_the_format_and_states_stay(made, more, least, tmp_p
     folder, prompts = made(tmp_path), [prompt(seed, 620) for seed in range(3)]
     with serve(folder, {"tiers": tiers, "uncalibrated": True}, **more) as server:
         right = chances(server, prompts)
-        server.settle()
+        server.wait_for_stores()
         kinds = [pool.layout.dtype for pool in server.worker.host.groups if not pool.state]
         assert set(kinds) == {"int8"}
         server.forget()
@@ -149,7 +149,7 @@ def test_each_tensor_parallel_rank_keeps_its_part_in_the_format(
             assert ask(pool_of) == [("int8", PLAIN // 2 * (32 + 4) // (32 * 4))] * 2
             for _ in range(2):
                 got = server.answers(PROMPTS)
-                server.settle()
+                server.wait_for_stores()
                 server.forget()
                 for (tokens, likely), (right, chance) in zip(got, wanted, strict=True):
                     assert tokens[0] == right[0]
@@ -170,7 +170,7 @@ def test_the_format_and_its_cost_are_logged_exported_and_explained(model, calibr
         said = f"is in int8, 0.562 of bfloat16's bytes: mean KL of next tokens {cost:.2e} nats"
         assert said in logged[0]
         server.answers(PROMPTS)
-        server.settle()
+        server.wait_for_stores()
         gauges = server.kv_scheduler.counts(MetricsExporter())["gauges"]
         assert gauges["vllm:kvtrie_format_kl_nats"] == {"int8": cost}
         sampling = SamplingParams(
@@ -209,7 +209,7 @@ def test_without_a_calibration_of_these_weights_a_format_is_refused(model, calib
 def test_tokens_at_the_end_are_computed(model):
     with serve(model, host("int4", uncalibrated=True, native_last=64)) as server:
         server.answers(PROMPTS)
-        server.settle()
+        server.wait_for_stores()
         server.forget()
         server.answers(PROMPTS)
         assert server.found == 3 * 4 * BLOCK  # of 200 tokens, 136 may be loaded
@@ -245,7 +245,7 @@ def test_blocks_of_the_first_tokens_stay_native_on_host_and_disk(
                 tables.clear()
                 server.answers(PROMPTS, tokens=1)
                 right.append(kv_of(server, tables))
-                server.settle()
+                server.wait_for_stores()
                 server.forget()
             # Of 200 tokens 136 may be loaded: two native blocks and two in int4.
             assert server.found == 3 * 4 * BLOCK
@@ -277,7 +277,7 @@ def test_a_disk_keeps_fewer_bits_than_host_memory(model, calibration, tmp_path, 
         with serve(model, settings) as server:
             right.append(chances(server, PROMPTS))
             assert server.found == again * WHOLE
-            server.settle()
+            server.wait_for_stores()
             assert server.worker.disk.store.layer_bytes < server.worker.host.unit_bytes
             names = [figure.format for figure in server.kv_scheduler.format_costs]
             assert names == [one for one in (above, below) if one != "native"]
@@ -295,5 +295,5 @@ def test_a_disk_of_another_format_is_a_miss(model, wanted, tmp_path):
             if not found:
                 same(got, wanted)
             assert server.found == found
-            server.settle()
+            server.wait_for_stores()
             server.check()

@@ -64,7 +64,7 @@ def served(model, extra, ranks):
         for first in range(0, 80, 8):
             server.answers([prompt(first + each, 600) for each in range(8)], tokens=1)
             if extra is not None:
-                server.settle()
+                server.wait_for_stores()
         if extra is not None:
             host = server.kv_scheduler.manager.stats().tiers["host"]
             assert host.free < host.slots // 20

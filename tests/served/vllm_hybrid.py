@@ -73,13 +73,13 @@ def test_windows_come_back_at_every_border(kind, tier, tmp_path, request):
         assert len(server.core.scheduler.connector._model.groups) == 2
         for each, right in zip(prompts, wanted, strict=True):
             same(server.answers([each], tokens=20), [right])
-            server.settle()
+            server.wait_for_stores()
         for _ in range(2):
             for each, right, (_, found) in zip(prompts, wanted, cases, strict=True):
                 server.forget()
                 same(server.answers([each], tokens=20), [right])
                 assert server.found == found
-                server.settle()
+                server.wait_for_stores()
         assert server.kv_scheduler.cache.counters.tokens[tier] > 0
         server.check()
     if tier == "disk":
@@ -105,13 +105,13 @@ def test_states_come_back_bit_for_bit(qwen, tmp_path, tier):
         assert server.core.scheduler.block_size == block
         for each in prompts:
             server.answers([each])
-            server.settle()
+            server.wait_for_stores()
         for _ in range(2):
             for each, right, (_, found) in zip(prompts, own, cases, strict=True):
                 server.forget()
                 assert server.answers([each], tokens=20) == [right]
                 assert server.found == found
-                server.settle()
+                server.wait_for_stores()
         assert server.kv_scheduler.cache.counters.tokens[tier] > 0
         server.check()
 
@@ -130,13 +130,13 @@ def test_another_server_finds_all_groups_in_a_shared_store(kind, tmp_path, reque
         for each in prompts:
             server.answers([each])
             own += server.answers([each], tokens=20)
-            server.settle()
+            server.wait_for_stores()
         assert server.kv_scheduler.cache.counters.tokens["remote"] == 0
     with serve(model, extra, **more) as server:
         for each, right, (_, found) in zip(prompts, own, cases, strict=True):
             same(server.answers([each], tokens=20), [right])
             assert server.found == found
-            server.settle()
+            server.wait_for_stores()
         tokens = server.kv_scheduler.cache.counters.tokens
         assert tokens["remote"] == sum(found for _, found in cases)
         server.check()
@@ -153,7 +153,7 @@ def test_host_hits_after_a_shared_prefix_are_never_zero(kind, request):
         for each, right in zip(prompts, wanted, strict=True):
             server.forget()
             same(server.answers([each], tokens=20), [right])
-            server.settle()
+            server.wait_for_stores()
             assert server.found == (
                 0
                 if each is first
@@ -170,7 +170,7 @@ def test_prompts_that_share_around_a_border(gemma, more):
         (wanted,) = server.answers([second], tokens=20)
     with serve(gemma, hybrid()) as server:
         server.answers([first])
-        server.settle()
+        server.wait_for_stores()
         server.forget()
         same(server.answers([second], tokens=20), [wanted])
         assert server.found == (0 if more < 0 else BLOCK)
@@ -183,10 +183,10 @@ def test_a_lost_state_shows(qwen):
     with serve(qwen, hybrid(), **STATES) as server:
         block = server.core.scheduler.block_size
         server.answers([first])
-        server.settle()
+        server.wait_for_stores()
         server.forget()
         (right,) = server.answers([first], tokens=20)
-        server.settle()
+        server.wait_for_stores()
         for pool in server.worker.host.groups:
             if pool.state:
                 pool.planes[0].view(-1)[:] = 0
@@ -288,7 +288,7 @@ def test_preemption_under_pressure(gemma, tmp_path, monkeypatch):
     with serve(gemma, hybrid(tmp_path, "1MB"), blocks=50) as server:
         for _ in range(3):
             same(server.answers(prompts, tokens=60), wanted)
-            server.settle()
+            server.wait_for_stores()
         assert preempted
         server.check()
 
@@ -313,11 +313,11 @@ def test_blocks_of_steps_that_verify_drafts(gemma, monkeypatch):
     with serve(gemma, hybrid(), speculative_config=guess) as server:
         for _ in range(2):
             same(server.answers(first, tokens=90), wanted)
-            server.settle()
+            server.wait_for_stores()
             server.forget()
             same(server.answers(turns), after)
             assert server.found >= sum(len(each) - 2 * BLOCK for each in turns)
-            server.settle()
+            server.wait_for_stores()
             server.forget()
         assert sum(map(len, drafted)) > 100
         server.check()

@@ -71,7 +71,7 @@ def test_readers_count_up_to_the_border_that_a_repeat_finds(made, more, dense, h
         first = prompt(0, 3 * block + 1)
         apart = prompt(1, block + 1, after=first[: 2 * block])
         server.answers([first])
-        server.settle()
+        server.wait_for_stores()
         (size,) = {each.size for each in publisher.reader.groups.values() if each.whole}
         with indexer() as client:
             # vLLM publishes blocks on the GPU, whichever states it has.
@@ -107,6 +107,6 @@ def test_host_memory_counts_what_a_repeat_finds(made, more, dense, host, tmp_pat
             counted = publisher.reader.counts(each, "CPU")
             server.answers([each])
             asked.append((counted, server.found))
-            server.settle()
+            server.wait_for_stores()
         assert all(counted == found for counted, found in asked), asked
         assert {0, blocks * block} <= {found for _, found in asked}

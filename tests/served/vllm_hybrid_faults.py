@@ -47,7 +47,7 @@ def test_damage_of_one_group_is_a_miss(kind, group, tmp_path, request):
         size = server.core.scheduler.block_size
         for each in prompts:
             server.answers([each])
-            server.settle()
+            server.wait_for_stores()
         folder = server.worker.disk.groups[group].store.folder
     assert damage(folder) > 3
     whole = (len(prompts[0]) - 1) // size * size
@@ -58,7 +58,7 @@ def test_damage_of_one_group_is_a_miss(kind, group, tmp_path, request):
                 assert server.found == found
                 if not (found and more):  # in bfloat16 a hit may differ from a cold run
                     same(got, [right])
-                server.settle()
+                server.wait_for_stores()
             server.forget()
         server.check()
 
@@ -73,7 +73,7 @@ def test_failing_loads_are_computed_again(kind, request, monkeypatch):
     prompts = [prompt(seed, 1000 if more else 250) for seed in range(4)]
     with serve(model, hybrid(), policy="recompute", **more) as server:
         wanted = [server.answers([each], tokens=20)[0] for each in prompts]
-        server.settle()
+        server.wait_for_stores()
         for left in ([1], [0, 1], [0, 0, 1, 0, 1], [1] * 4):
             server.forget()
             copy = EnginePool.copy_from
@@ -103,7 +103,7 @@ def test_a_failing_disk_fails_no_request(gemma, tmp_path, monkeypatch):
         wanted = []
         for each in prompts:
             wanted += server.answers([each])
-            server.settle()
+            server.wait_for_stores()
         asked = []
 
         def fail(rows):
@@ -130,7 +130,7 @@ def test_requests_whose_loads_are_under_way_are_aborted(gemma, tmp_path, host):
         wanted = []
         for each in prompts:
             wanted += server.answers([each], tokens=20)
-            server.settle()
+            server.wait_for_stores()
         for steps in range(8):
             server.forget()
             for at, each in enumerate(prompts[:2]):
@@ -146,7 +146,7 @@ def test_requests_whose_loads_are_under_way_are_aborted(gemma, tmp_path, host):
                 outputs |= {each.request_id: each for each in engine.step() if each.finished}
             for at in (1, 2):
                 same([servers.answer(outputs[f"{steps} {at}"])], [wanted[at]])
-            server.settle()
+            server.wait_for_stores()
         if host == "64MB":
             assert "WAITING_FOR_REMOTE_KVS" in waited
         else:  # blocks of the disk come whenever they are read

@@ -59,16 +59,16 @@ def test_the_next_server_finds_windows_and_states(tmp_path, path, made, more):
         whole = (len(prompts[0]) - 1) // server.core.scheduler.block_size
         for each in prompts:
             server.answers([each])
-            server.settle()
+            server.wait_for_stores()
             server.forget()
             right += server.answers([each], tokens=20)
-            server.settle()
+            server.wait_for_stores()
     for _ in range(2):
         with serve(folder, extra, **more) as server:
             for each, wanted in zip(prompts, right, strict=True):
                 assert server.answers([each], tokens=20) == [wanted]
                 assert server.found == whole * server.core.scheduler.block_size
-                server.settle()
+                server.wait_for_stores()
             server.check()
 
 
@@ -114,7 +114,7 @@ def test_a_killed_server_leaves_its_blocks_to_the_next_one(model, wanted, tmp_pa
 def test_other_weights_are_refused_or_a_cold_start(model, wanted, tmp_path, path):
     with serve(model, kept(path)) as server:
         same(server.answers(PROMPTS), wanted)
-        server.settle()
+        server.wait_for_stores()
     with serve(model, kept(path)) as server:
         same(server.answers(PROMPTS), wanted)
         assert server.found == WHOLE

@@ -72,7 +72,7 @@ def test_each_break_has_its_cause_and_its_exact_token(model):
         answer = ask(engine, name, prompt)
         pairs = zip(old, prompt, strict=False)
         first = next(at for at, (one, other) in enumerate(pairs) if one != other)
-        assert (name, answer["parted_at"]) == (name, first)
+        assert (name, answer["diverged_at"]) == (name, first)
         causes = {why for *_, why in answer["causes"]} - {"not cacheable"}
         assert (name, causes) == (name, {cause})
         assert answer["asked"][0] == prompt[first]

@@ -127,7 +127,7 @@ def found_by(model, folder, **more):
     with servers.serve(model, extra, **more) as server:
         server.answers(PROMPTS)
         found = server.found
-        server.settle()
+        server.wait_for_stores()
     return found
 
 

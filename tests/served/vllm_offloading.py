@@ -12,7 +12,7 @@ import servers
 import torch
 from servers import STATES
 from vllm_cache_policy import Manager
-from vllm_disk_tier import settle
+from vllm_disk_tier import run_idle_steps
 
 from kvtrie.errors import ConfigError
 
@@ -143,7 +143,7 @@ def later(model, extra, prompts, **more):
                 for each in prompts:
                     answers += server.answers([each], tokens=20)
                     found.append(server.found)
-                    settle(server)
+                    run_idle_steps(server)
                     server.forget()
                 made.append((answers, found))
     return made[1:]

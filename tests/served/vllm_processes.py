@@ -29,7 +29,7 @@ def main():
         for line in sys.stdin:
             prompts = json.loads(line)
             answers = server.answers(prompts)
-            server.settle()
+            server.wait_for_stores()
             cached = server.found
             server.forget()
             tokens = server.kv_scheduler.cache.counters.tokens

@@ -60,7 +60,7 @@ def test_two_workers_answer_as_one(model, wanted, tmp_path, by):
             assert ask(layers) == [(2 if by == "pipeline" else 4, True)] * 2
             assert (server.kv_scheduler.manager.stats().blocks >= 3 * 6) == bool(again)
             same(server.answers(PROMPTS), wanted)
-            server.settle()
+            server.wait_for_stores()
             server.forget()
             same(server.answers(PROMPTS), wanted)
             counters = server.kv_scheduler.cache.counters.tokens
@@ -87,7 +87,7 @@ def test_two_workers_hold_windows(tmp_path, by):
             for _ in range(2):
                 for each, right in zip(PROMPTS, wanted, strict=True):
                     same(server.answers([each], tokens=20), [right])
-                    server.settle()
+                    server.wait_for_stores()
                 server.forget()
             assert server.found == 6 * BLOCK
             assert server.kv_scheduler.cache.counters.tokens["disk"] > 0

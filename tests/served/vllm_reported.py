@@ -60,7 +60,7 @@ def test_prometheus_and_statistics(model, tmp_path, scraped):
     with serve(model, disk(tmp_path), disable_log_stats=False) as server:
         for seed in (0, 1, 0, 1):
             server.answers([prompt(seed, 200)])
-            server.settle()
+            server.wait_for_stores()
             server.forget()
         server.answers([prompt(2, 40)])  # one more step reports the last counts
         scrape, scheduler = scraped(), server.kv_scheduler
@@ -83,7 +83,7 @@ def test_prometheus_counts_by_group_of_layers(tmp_path, scraped):
     with serve(model, extra, disable_log_stats=False) as server:
         for _ in range(2):
             server.answers([prompt(0, 200)])
-            server.settle()
+            server.wait_for_stores()
             server.forget()
         server.answers([prompt(2, 20)])  # one more step reports the last counts
         scrape, stats = scraped(), server.kv_scheduler.manager.stats().tiers["host"]
@@ -112,7 +112,7 @@ def queries(names):
 def test_events_list_the_blocks_on_host_and_disk(model, tmp_path, monkeypatch):
     from vllm.distributed.kv_events import BlockStored, EventBatch, KVEventBatch, NullEventPublisher
 
-    published, there = [], {"CPU": set(), "STORAGE": set()}
+    published, resident = [], {"CPU": set(), "STORAGE": set()}
     monkeypatch.setattr(
         NullEventPublisher, "publish", lambda _, batch: published.append(batch), raising=False
     )
@@ -120,7 +120,7 @@ def test_events_list_the_blocks_on_host_and_disk(model, tmp_path, monkeypatch):
         prompts = [prompt(seed, 200) for seed in range(3)]
         for each in prompts:
             server.answers([each])
-            server.settle()
+            server.wait_for_stores()
         server.core.step_fn()
         batch = EventBatch(0.0, [event for each in published for event in each.events])
         data = msgspec.msgpack.encode(batch)  # as a subscriber reads it
@@ -129,12 +129,12 @@ def test_events_list_the_blocks_on_host_and_disk(model, tmp_path, monkeypatch):
             if isinstance(event, BlockStored):
                 assert event.block_size == BLOCK
                 assert len(event.token_ids) == BLOCK * len(event.block_hashes)
-                there[event.medium] |= keys
-            elif event.medium in there:
-                there[event.medium] -= keys
+                resident[event.medium] |= keys
+            elif event.medium in resident:
+                resident[event.medium] -= keys
         stats = server.kv_scheduler.manager.stats()
-        assert len(there["CPU"]) == stats.tiers["host"].copies
-        assert len(there["STORAGE"]) == stats.tiers["disk"].copies >= 18
+        assert len(resident["CPU"]) == stats.tiers["host"].copies
+        assert len(resident["STORAGE"]) == stats.tiers["disk"].copies >= 18
         first = [event for event in batch.events if getattr(event, "medium", "") == "STORAGE"]
         prompts_published = [
             event.token_ids[:BLOCK] for event in first if event.parent_block_hash is None
@@ -154,7 +154,7 @@ def test_the_minutes_line_is_in_the_servers_log(model):
             server.kv_scheduler.cache.clock = lambda: now[0]
             for _ in range(2):
                 server.answers([prompt(0, 200)])
-                server.settle()
+                server.wait_for_stores()
                 server.forget()
                 now[0] += 61 * 10**9
             server.answers([prompt(0, 40)])

@@ -45,7 +45,7 @@ def found(server, wanted, number, *, fields=None, salt=None, which=0):
     server.forget()
     args = {"kv_transfer_params": {"kvtrie": own}}
     same(server.answers([PROMPTS[which]], salt=salt, extra_args=args), [wanted[which]])
-    server.settle()
+    server.wait_for_stores()
     return server.found
 
 

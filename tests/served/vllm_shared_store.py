@@ -70,7 +70,7 @@ def test_requests_end_in_time_when_the_store_stalls_or_ends(
     with store_servers.valkey(tmp_path) as store:
         with serve(model, shared(store.port)) as server:
             same(server.answers(PROMPTS), answers)
-            server.settle()
+            server.wait_for_stores()
         read = RemoteStorage.read_many
 
         def broken(self, blocks, **more):

@@ -96,7 +96,7 @@ def test_after_a_sleep_blocks_of_the_same_weights_come_from_host_memory_and_disk
         weights = Weights(server)
         weights.update(0)
         right = server.answers(PROMPTS)
-        server.settle()  # so that the disk has what host memory has no room for
+        server.wait_for_stores()  # so that the disk has what host memory has no room for
         weights.sleep(level)
         weights.wake()
         same(server.answers(PROMPTS), right)
@@ -118,7 +118,7 @@ def test_requests_in_flight_sleep_too_and_no_copy_of_lost_memory_is_kept(model):
             assert server.kv_scheduler.manager.stats().leases == 0
             weights.wake()
             same(rest(server), right)
-            server.settle()
+            server.wait_for_stores()
             server.forget()
             same(server.answers(PROMPTS), right)
             assert server.found == ALL
@@ -136,12 +136,12 @@ def test_weights_that_come_back_find_their_blocks_and_no_others(model, tmp_path)
         weights.update(1)
         weights.wake()
         rest(server)
-        server.settle()
+        server.wait_for_stores()
         server.forget()
         other = server.answers(PROMPTS)
         assert server.found == 0
         assert [tokens for tokens, _ in other] != [tokens for tokens, _ in first]
-        server.settle()
+        server.wait_for_stores()
         server.forget()
         same(server.answers(PROMPTS), other)
         assert server.found == ALL
@@ -210,7 +210,7 @@ def test_random_sequences_of_sleep_updates_and_resets_give_the_tokens_of_a_plain
         assert found > 30 * BLOCK
         server.check()
         assert server.llm.reset_prefix_cache(reset_connector=True)
-        server.settle()
+        server.wait_for_stores()
         assert server.kv_scheduler.manager.stats().blocks == 0
         server.answers(PROMPTS)
         assert server.found == 0

@@ -103,7 +103,7 @@ class Machine:
         self.forget(sorted(self.stale), shared, now)
         stored = [shared.finds(block, self.number, now) for block in usable]
         reach = leading(
-            self.local(block) or there for block, there in zip(usable, stored, strict=True)
+            self.local(block) or remote for block, remote in zip(usable, stored, strict=True)
         )
         found = [block for block in usable[:reach] if not self.local(block)]
         for block in reversed(found):
@@ -130,9 +130,9 @@ class Simulation:
         self.machines, self.shared = machines, store
         self.events, self.count, self.lines = [], 0, {}
 
-    def at(self, time, kind, here, do):
+    def at(self, time, kind, machine, do):
         self.count += 1
-        heapq.heappush(self.events, (time, kind, here, self.count, do))
+        heapq.heappush(self.events, (time, kind, machine, self.count, do))
 
     def play(self, requests):
         """Requests are `(arrival in ns, prompt as names of blocks)`, to each machine in turn."""

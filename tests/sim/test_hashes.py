@@ -38,10 +38,12 @@ def row(at, hashes, size=512, **more):
 @given(
     prompts=st.lists(st.lists(HASHES, min_size=1, max_size=6), min_size=1, max_size=8),
     form=st.sampled_from(FORMS),
-    anew=st.booleans(),
+    renumber=st.booleans(),
     parts=st.sampled_from([1, 2, 32]),
 )
-def test_numbered_hashes_are_equal_where_they_were(tmp_path_factory, prompts, form, anew, parts):
+def test_numbered_hashes_are_equal_where_they_were(
+    tmp_path_factory, prompts, form, renumber, parts
+):
     path = tmp_path_factory.getbasetemp() / "numbered.jsonl"
     lines = [row(at, [form(one) for one in prompt]) for at, prompt in enumerate(prompts)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -50,10 +52,11 @@ def test_numbered_hashes_are_equal_where_they_were(tmp_path_factory, prompts, fo
     for prompt in prompts:
         ids = []
         for one in prompt:
-            own = 0 if anew else room // 2
+            own = 0 if renumber else room // 2
             ids.append(one if one < own else known.setdefault(one, own + len(known)))
         wanted.append(ids)
-    found = [ids.tolist() for _, ids, *_ in hash_rows(path, None, Reading(anew=anew, parts=parts))]
+    reading = Reading(renumber=renumber, parts=parts)
+    found = [ids.tolist() for _, ids, *_ in hash_rows(path, None, reading)]
     assert found == wanted
     numbers = {
         one: at

@@ -89,7 +89,7 @@ def look(path, names, bytes_of, journal, counts):
         index.key, index.slot.tolist(), index.layer_lo, index.layer_hi, strict=True
     ):
         number = numbers[key.tobytes()]
-        if not pool.prove(np.array([slot]), [key.tobytes()]):
+        if not pool.verify(np.array([slot]), [key.tobytes()]):
             found[slot] = number, int(lo), int(hi)
             rows = plane[slot * SHAPE.layers + lo : slot * SHAPE.layers + hi]
             counts["wrong"] += not np.array_equal(rows, bytes_of[number][lo:hi])

@@ -183,8 +183,8 @@ def test_blocks_of_some_layers_are_no_fault_of_the_store(caplog):
     storage = storage_of(Shelf())
     keys, labels = labelled(TOKENS)
     for _ in range(4):
-        told = storage.write_many([(keys[0], 0, (0, 2), kv(1)[:2], labels[0])])
-        assert told == ["refused: only whole blocks are stored"]
+        answers = storage.write_many([(keys[0], 0, (0, 2), kv(1)[:2], labels[0])])
+        assert answers == ["refused: only whole blocks are stored"]
     assert storage.stats().writes == "closed"
     assert not caplog.records
 
@@ -193,5 +193,5 @@ def test_a_store_that_raises_is_unreachable():
     store = Shelf()
     store.get_many = lambda *_: 1 // 0
     keys, _ = labelled(TOKENS)
-    told = storage_of(store).read_many([(keys[0], 0, (0, 3), kv(0))])
-    assert told == ["unreachable: ZeroDivisionError: integer division or modulo by zero"]
+    answers = storage_of(store).read_many([(keys[0], 0, (0, 3), kv(0))])
+    assert answers == ["unreachable: ZeroDivisionError: integer division or modulo by zero"]

@@ -86,15 +86,15 @@ def test_a_round_trip_stays_within_the_format(name, dtype, piece, monkeypatch):
     above = filled(model, 4, Layout(dtype=dtype, alignment=layout.alignment))
     below = Pool(model, 4, SIZE, layout=layout)
     back = Pool(model, 4, SIZE, layout=above.layout)
-    here, there = ways()
-    below.copy_from(above, here, there)
-    back.copy_from(below, there, here)
-    want, got = numbers(above, here), numbers(back, here)
+    source_units, target_units = ways()
+    below.copy_from(above, source_units, target_units)
+    back.copy_from(below, target_units, source_units)
+    want, got = numbers(above, source_units), numbers(back, source_units)
     slack = want.abs() * 2.0**-8 if dtype == "bfloat16" else 0  # rounded once more on its way up
     if layout.dtype == dtype:
         assert torch.equal(got, want)
     assert ((got - want).abs() <= bound(layout, want) + slack).all()
-    others = np.setdiff1d(np.arange(12), here)
+    others = np.setdiff1d(np.arange(12), source_units)
     assert not numbers(back, others).any()
 
 
@@ -124,12 +124,12 @@ def test_a_pool_has_the_values_of_its_pages(name):
     layout = FORMATS[name]
     above = filled(SHAPE, 4, Layout(alignment=layout.alignment))
     below = Pool(SHAPE, 4, SIZE, layout=layout)
-    here, there = ways()
-    below.copy_from(above, here, there)
-    slots = torch.from_numpy((there[:, None] * SIZE + np.arange(SIZE)).reshape(-1))
+    source_units, target_units = ways()
+    below.copy_from(above, source_units, target_units)
+    slots = torch.from_numpy((target_units[:, None] * SIZE + np.arange(SIZE)).reshape(-1))
     read = torch.empty(2, len(slots), 2, 32)
     gather(below.pages, slots, read[0], read[1])
-    want = numbers(above, here)
+    want = numbers(above, source_units)
     assert ((read - want).abs() <= bound(layout, want)).all()
 
 

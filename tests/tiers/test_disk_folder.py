@@ -20,25 +20,25 @@ def entries(folder):
 
 
 def test_a_relative_folder_stays_the_one_that_was_opened(tmp_path, monkeypatch):
-    here, there = tmp_path / "here", tmp_path / "there"
-    for folder in (here, there):
+    own_folder, other_folder = tmp_path / "here", tmp_path / "there"
+    for folder in (own_folder, other_folder):
         folder.mkdir()
         monkeypatch.chdir(folder)
         fill("kv", [prompt(1)])
-    other = entries(there)
-    monkeypatch.chdir(here)
+    other = entries(other_folder)
+    monkeypatch.chdir(own_folder)
     with serving("kv") as executor:
         assert executor.restore() == 1
-        monkeypatch.chdir(there)
+        monkeypatch.chdir(other_folder)
         for seed in range(2, 6):
             ask(executor, prompt(seed, 2))
         executor.save()
         executor.pools[2].store.gc()
         executor.pools[2].note_uses(executor.manager.index("disk", now=executor.clock()))
-    assert entries(there) == other
+    assert entries(other_folder) == other
     with serving("kv") as executor:
         assert executor.restore() == 1
-    monkeypatch.chdir(here)
+    monkeypatch.chdir(own_folder)
     with serving("kv") as executor:
         assert executor.restore() == 9
         assert all(ask(executor, prompt(seed, 2)) == 2 * SIZE for seed in range(2, 6))

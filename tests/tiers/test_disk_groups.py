@@ -174,6 +174,7 @@ def test_what_a_disk_of_groups_cannot_be_is_refused(tmp_path):
     with World(MODELS["windows"], **ROOM, folder=tmp_path) as world:
         small = Tier("disk", bytes=50_000, path=str(tmp_path))
         with pytest.raises(ConfigError, match="a block of the first group takes"):
-            DiskStorage.of_tier(world.model, small, SIZE, apart=True)
+            DiskStorage.of_tier(world.model, small, SIZE, separate_groups=True)
+        nowhere = Tier("disk", bytes=4_000_000)
         with pytest.raises(ConfigError, match="needs a path"):
-            DiskStorage.of_tier(world.model, Tier("disk", bytes=4_000_000), SIZE, apart=True)
+            DiskStorage.of_tier(world.model, nowhere, SIZE, separate_groups=True)

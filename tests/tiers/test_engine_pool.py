@@ -58,9 +58,9 @@ def test_blocks_go_down_and_come_back_as_they_were(axis, order, apart, padded, s
     below = (target[:, None] * SHAPE.layers + layers).reshape(-1)
     host.copy_from(engine, units, below)
     for layer in range(SHAPE.layers):
-        for here, down in zip(source, target, strict=True):
+        for block, down in zip(source, target, strict=True):
             unit = host.planes[0][down * SHAPE.layers + layer].numpy().tobytes()
-            assert unit == before[layer][here]
+            assert unit == before[layer][block]
     # Into other slots: those hold what went down, all others what they held.
     rolled = np.roll(source, 1)
     engine.copy_from(host, below, (rolled[:, None] * SHAPE.layers + layers).reshape(-1))

@@ -98,20 +98,20 @@ def test_a_format_gives_the_numbers_of_a_pool_of_all_layers_and_states_stay(name
     assert native.slots[2] == coded.slots[2] == 1200
     slots = np.array([7, 0, 3])
     for group, (source, target) in enumerate(zip(first.groups, second.groups, strict=True)):
-        here = source.layer_units(slots, 0)[:, None] + np.arange(source.layers)
-        there = target.layer_units(slots[::-1] + 2, 0)[:, None] + np.arange(target.layers)
+        source_units = source.layer_units(slots, 0)[:, None] + np.arange(source.layers)
+        target_units = target.layer_units(slots[::-1] + 2, 0)[:, None] + np.arange(target.layers)
         if source.state:
             source.block(3).fill_(7)
         else:
             shape = source.view(0)[0].shape
-            for unit in here.flat:
+            for unit in source_units.flat:
                 for part in source.view(int(unit)):
                     part.copy_(torch.randn(shape, generator=generator))
-        target.copy_from(source, here.flatten(), there.flatten())
+        target.copy_from(source, source_units.flatten(), target_units.flatten())
         before = [source.block(slot).clone() for slot in slots.tolist()]
         for slot in slots.tolist():
             source.block(slot).fill_(255)
-        source.copy_from(target, there.flatten(), here.flatten())
+        source.copy_from(target, target_units.flatten(), source_units.flatten())
         after = [source.block(slot) for slot in slots.tolist()]
         if source.state:
             assert all(map(torch.equal, before, after))

@@ -65,10 +65,10 @@ def test_the_next_process_finds_every_block(path):
         host = executor.pools[1]
         assert isinstance(host, KeptPool)
         assert isinstance(host, Recalled)
-        assert host.file.unproved == BLOCKS
+        assert host.file.unverified == BLOCKS
         assert executor.restore() == BLOCKS
         assert [ask(executor, tokens) for tokens in PROMPTS] == [2 * SIZE] * len(PROMPTS)
-        assert host.file.unproved == 0
+        assert host.file.unverified == 0
         assert host.kept_blocks == BLOCKS
         assert not host.lost_blocks
 
@@ -443,7 +443,7 @@ def test_more_layers_of_a_block_are_kept_with_those_that_are_there(kept):
         slot, layers = rows[0][1], SHAPE.layers
         slots = np.array([slot])
         assert not host.begin(slots, [key], (1, layers))
-        assert host.file.unproved == BLOCKS - 1, "the layers that are there were proved first"
+        assert host.file.unverified == BLOCKS - 1, "the layers that are there were proved first"
         host.finish(slots, [key], [rows[0][0]], ok=True)
         assert host.seal()
         assert manager.load_index(host.recall(), 1, now=0) == BLOCKS
@@ -461,9 +461,9 @@ def test_more_layers_of_a_damaged_block_are_refused(kept):
         assert "damaged" in host.begin(slots, [key], (1, SHAPE.layers))[0]
         # Not either when asked again: the first layer is not there.
         assert "damaged" in host.begin(slots, [key], (1, SHAPE.layers))[0]
-        assert "damaged" in host.prove(slots, [key])[0]
+        assert "damaged" in host.verify(slots, [key])[0]
         assert not host.begin(slots, [key], (0, SHAPE.layers))
-        assert not host.prove(slots, [key])
+        assert not host.verify(slots, [key])
 
 
 def test_a_failed_copy_is_not_kept(path, monkeypatch):

@@ -45,10 +45,10 @@ def write(kept, count, first=0):
 def found(kept, count, first=0):
     """How many blocks are read; each of them is right."""
     rows = [(key, np.zeros(SIZE, np.uint8)) for key in keys(count, first)]
-    there = kept.read_many(rows)
-    for at, (good, (_, memory)) in enumerate(zip(there, rows, strict=True), first):
+    results = kept.read_many(rows)
+    for at, (good, (_, memory)) in enumerate(zip(results, rows, strict=True), first):
         assert not good or (memory == block(at)).all()
-    return sum(there)
+    return sum(results)
 
 
 def test_the_next_process_finds_every_block(path):
@@ -89,8 +89,8 @@ def test_it_is_bounded_and_beginnings_stay(path):
         assert write(kept, 4, 4 * chain) == [True] * 4
         assert len(kept) <= 8
     for chain in range(6):
-        there = [key in kept for key in keys(4, 4 * chain)]
-        assert there == sorted(there, reverse=True)
+        present = [key in kept for key in keys(4, 4 * chain)]
+        assert present == sorted(present, reverse=True)
     kept.close()
 
 

@@ -33,9 +33,9 @@ def contents(world):
         found.append(set())
         for slot, key, *_ in pool.file.blocks(WALL):
             try:
-                layers = pool.file.to_prove(slot)
+                layers = pool.file.layers_to_verify(slot)
                 if layers is not None:
-                    pool.file.prove(slot, key, pool._bytes(slot, layers))
+                    pool.file.verify_block(slot, key, pool._bytes(slot, layers))
             except TransferError:
                 continue
             found[-1].add(pool.block(slot).numpy().tobytes())

@@ -30,9 +30,9 @@ def opened(folder, blocks=8, **more):
 def found(disk, key):
     """Whether a block is found; if so it is the right one."""
     memory = np.zeros(SIZE, np.uint8)
-    (there,) = disk.read_many([(key, memory)])
-    assert not there or (memory == block(key)).all()
-    return there
+    (result,) = disk.read_many([(key, memory)])
+    assert not result or (memory == block(key)).all()
+    return result
 
 
 def keys(count, first=0):

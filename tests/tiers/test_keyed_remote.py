@@ -29,10 +29,10 @@ def opened(store, *, url="folder:/nowhere", meaning="a model", **more):
 def found(remote, keys=KEYS):
     """Number of blocks that are read; all of them are right."""
     rows = [(key, np.zeros(SIZE, np.uint8)) for key in keys]
-    there = remote.read_many(rows)
-    for at, (good, (_, memory)) in enumerate(zip(there, rows, strict=True)):
+    results = remote.read_many(rows)
+    for at, (good, (_, memory)) in enumerate(zip(results, rows, strict=True)):
         assert not good or (memory == block(at)).all()
-    return sum(there)
+    return sum(results)
 
 
 def test_blocks_are_found_by_another_process_of_the_same_meaning():

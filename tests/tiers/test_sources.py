@@ -61,8 +61,8 @@ def fastest(executor):
 
 
 def test_a_prompt_comes_from_all_tiers_and_the_store_at_once(places, tmp_path):
-    here, there = places
-    with machine(here, tmp_path / "disk") as executor, serving(there, deadline_s=30.0) as other:
+    own, others = places
+    with machine(own, tmp_path / "disk") as executor, serving(others, deadline_s=30.0) as other:
         manager, pool = executor.manager, executor.pools[0]
         request(executor, PROMPT[: 6 * SIZE])
         executor.drain()

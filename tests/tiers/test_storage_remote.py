@@ -68,8 +68,8 @@ def test_a_value_under_another_name_is_a_miss():
         storage.write(key, 0, (0, 3), kv(seed), label)
     first, second = store.values
     store.values[first], store.values[second] = store.values[second], store.values[first]
-    told = storage.read_many([(key, 0, (0, 3), kv(0)) for key in keys])
-    assert told == ["damaged: name of another block"] * 2
+    answers = storage.read_many([(key, 0, (0, 3), kv(0)) for key in keys])
+    assert answers == ["damaged: name of another block"] * 2
 
 
 def test_a_secret_is_needed_to_read_and_an_unsigned_value_is_refused():
@@ -121,8 +121,8 @@ def test_a_part_of_a_block_is_not_stored():
     store = Shelf()
     keys, labels = labelled(TOKENS)
     storage = storage_of(store)
-    told = storage.write_many([(keys[0], 0, (1, 3), kv(1, layers=2), labels[0])])
-    assert told == ["refused: only whole blocks are stored"]
+    answers = storage.write_many([(keys[0], 0, (1, 3), kv(1, layers=2), labels[0])])
+    assert answers == ["refused: only whole blocks are stored"]
     assert not store.values
 
 

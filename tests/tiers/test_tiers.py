@@ -33,8 +33,8 @@ def test_tiers_with_different_layouts_are_refused(layout, difference, at, tmp_pa
     tiers[at] = replace(tiers[at], layout=layout)
     if at == 0:  # the others are compared with the first
         difference = ", ".join(
-            f"{name} {there} and {here}"
-            for name, here, _, there in (one.split() for one in difference.split(", "))
+            f"{name} {second} and {first}"
+            for name, first, _, second in (one.split() for one in difference.split(", "))
         )
     above, below = at - 1 if at else 0, at or 1
     names = [f"tier {one} ({tiers[one].kind})" for one in (above, below)]

@@ -101,7 +101,7 @@ def worst(mine, truth):
     return max((mine[name] - truth[name]).abs().max().item() for name in truth)
 
 
-def settled(name, seed, *, layers=3, **more):
+def drawn_settings(name, seed, *, layers=3, **more):
     """Settings with drawn lengths of rows and steps."""
     draw = random.Random(f"{name} {seed}")
     length = draw.choice([11, 14, 20])

@@ -52,33 +52,33 @@ def wrong(model, monkeypatch, defect):
 
 
 def test_gradients_of_evicted_rows_are_not_kept(llama, monkeypatch):
-    recede = CellCache.recede
+    undo_step = CellCache.undo_step
 
     def kept(cell, new, undo):
         before = [plane.clone() for plane in cell.grads]
-        found = recede(cell, new, undo)
+        found = undo_step(cell, new, undo)
         for plane, old in zip(cell.grads, before, strict=True):
             lost = (plane == 0) & (old != 0)
             if undo:
                 plane[lost] = old[lost]
         return found
 
-    assert wrong(llama, monkeypatch, (CellCache, "recede", kept)) > 1e-3
+    assert wrong(llama, monkeypatch, (CellCache, "undo_step", kept)) > 1e-3
 
 
 def test_what_left_the_ring_takes_its_gradient_along(llama, monkeypatch):
-    recede = CellCache.recede
+    undo_step = CellCache.undo_step
 
     def kept(cell, new, undo):
         base = cell.place.shape[2] - cell.grace
         before = [plane[:, :, base:].clone() for plane in cell.grads]
-        found = recede(cell, new, undo)
+        found = undo_step(cell, new, undo)
         if undo:
             for plane, old in zip(cell.grads, before, strict=True):
                 plane[:, :, base:] = old
         return found
 
-    assert wrong(llama, monkeypatch, (CellCache, "recede", kept)) > 1e-3
+    assert wrong(llama, monkeypatch, (CellCache, "undo_step", kept)) > 1e-3
 
 
 def test_a_cell_is_seeded_once(llama, monkeypatch):

@@ -21,7 +21,7 @@ def test_the_command_runs_and_what_it_leaves_is_found(tmp_path, capsys):
     more += ["--optimizer.learning_rate", "0.1"]
     assert main(["finetune_long_lora", "tiny", *data, *cache, *more]) == 0
     printed = capsys.readouterr().out
-    for part in ("step 1/2: loss", "tokens/s", "GB host", "left", "validation behind step 2"):
+    for part in ("step 1/2: loss", "tokens/s", "GB host", "left", "validation after step 2"):
         assert part in printed
     assert "weights trained" in printed
     assert {each.name for each in out.iterdir()} == {

@@ -180,9 +180,9 @@ def test_two_processes_have_the_gradients_of_one(tmp_path, monkeypatch):
     env = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2"}
     script = "import sys, test_finetune as t; t.shared(sys.argv[1], 2)"
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.getenv("PYTHONPATH")])])
-    there = {"RANK": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    environment = {"RANK": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     other = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path / "two")], env=os.environ | env | there
+        [sys.executable, "-c", script, str(tmp_path / "two")], env=os.environ | env | environment
     )
     one = shared(tmp_path / "one", 1)
     for name, value in {**env, "RANK": "0"}.items():
@@ -268,11 +268,11 @@ def test_the_rate_ends_at_the_least_and_steps_at_the_most_tokens(tmp_path):
 
 def test_an_answer_is_written_behind_a_validation(tmp_path):
     said = []
-    told = EvalSettings(max_new_tokens=4)
+    eval_settings = EvalSettings(max_new_tokens=4)
     train = TrainSettings(micro_batch_size=2, max_steps=1)
-    found = tuned(tmp_path, train=train, eval=told, write=said.append)
+    found = tuned(tmp_path, train=train, eval=eval_settings, write=said.append)
     (line,) = [each for each in said if "answer to Recall, case" in each]
     assert len(line.split(": ")[1].split()) == 4
     assert found.model.training
     with pytest.raises(ConfigError, match="answers with a class"):
-        run(tmp_path, eval=told, head_model="seq_classification")
+        run(tmp_path, eval=eval_settings, head_model="seq_classification")

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import torch
-from masked import CODED, KINDS, POLICIES, compare, drawn, grads, make, ran, settled, worst
+from masked import CODED, KINDS, POLICIES, compare, drawn, drawn_settings, grads, make, ran, worst
 
 from kvtrie.errors import ConfigError
 from kvtrie.selective import CacheSettings
@@ -41,7 +41,7 @@ def tiled(seed):
 @pytest.mark.parametrize("at", range(len(POLICIES)), ids=POLICIES)
 def test_gradients_are_those_of_autograd(llama, at):
     policy = POLICIES[at]
-    settings = settled(f"{policy}-default", at, **arguments(policy, at))
+    settings = drawn_settings(f"{policy}-default", at, **arguments(policy, at))
     padded = policy != "h2o-orig" and at % 2 == 1
     assert compare(llama, settings, at, tiled(at), padded=padded) < CLOSE
 
@@ -52,13 +52,14 @@ def test_gradients_are_those_of_autograd(llama, at):
 def test_gradients_pass_straight_through_codes(llama, name):
     more = {} if name.startswith("lastrec") else {"grace_period": 3}
     # A number on the border of two codes may fall to the other one in the oracle: not in these.
-    assert compare(llama, settled(name, 6, **more), 6, tiled(4), padded=True) < CLOSE
+    assert compare(llama, drawn_settings(name, 6, **more), 6, tiled(4), padded=True) < CLOSE
 
 
 @pytest.mark.parametrize(("kind", "kv_heads"), [("qwen2", 1), ("qwen3", 4), ("mistral", 2)])
 def test_other_models_have_the_same_gradients(kind, kv_heads):
     model = make(kind, kv_heads)
-    assert compare(model, settled("h2o-default", 7, grace_period=4), 7, tiled(1), width=9) < CLOSE
+    settings = drawn_settings("h2o-default", 7, grace_period=4)
+    assert compare(model, settings, 7, tiled(1), width=9) < CLOSE
 
 
 @pytest.mark.deep
@@ -74,7 +75,7 @@ def test_every_gradient_is_that_of_autograd(kind, kv_heads, padded):
         policy = name.rsplit("-", 1)[0].removesuffix("-torch")
         if padded and policy == "h2o-orig":
             continue
-        settings = settled(name, seed, **arguments(policy, seed))
+        settings = drawn_settings(name, seed, **arguments(policy, seed))
         width = random.Random(seed).choice([1, 9, 50])
         found = compare(model, settings, seed, tiled(seed), padded=padded, width=width)
         if not name.endswith("-default") and CLOSE <= found < BESIDE:

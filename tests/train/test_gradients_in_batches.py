@@ -20,31 +20,31 @@ def test_a_cell_computes_while_its_neighbours_checkpoints_come():
         model, make_head("next_token_prediction", model), CacheSettings("h2o-default", 14, 5)
     )
     ids = drawn(3, total=60)
-    told = []
+    calls = []
 
     def noted(name):
         real = getattr(_Batch, name)
 
         def note(batch, layers, *more):
             column = next(each for each in more if isinstance(each, range))
-            told.append((name, layers.start, column.start))
+            calls.append((name, layers.start, column.start))
             return real(batch, layers, *more)
 
         return note
 
     def run_cell(batch, layers, cells, column, seeds, real=_Batch._run_cell):
-        told.append(("_run_cell", layers.start, column.start))
+        calls.append(("_run_cell", layers.start, column.start))
         return real(batch, layers, cells, column, seeds)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_Batch, "_bring", noted("_bring"))
         patch.setattr(_Batch, "_run_cell", run_cell)
         tool.gradients(ids, ids[:, -20:])
-    cells = [(layer, at) for name, layer, at in told if name == "_run_cell"]
+    cells = [(layer, at) for name, layer, at in calls if name == "_run_cell"]
     assert len(cells) > 6
     for cell, following in itertools.pairwise(cells):
         if cell[0] == following[0]:  # the one to the left is asked for before this one runs
-            assert ("_bring", *following) in told[: told.index(("_run_cell", *cell))]
+            assert ("_bring", *following) in calls[: calls.index(("_run_cell", *cell))]
 
 
 def test_memory_stays_that_of_a_batch():

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from masked import WINDOWED, compare, drawn, grads, make, ran, settled, worst
+from masked import WINDOWED, compare, drawn, drawn_settings, grads, make, ran, worst
 from tests.selective.sight import weighed
 from tuning import run, words
 
@@ -33,14 +33,14 @@ def model(request):
     ],
 )
 def test_gradients_are_those_of_autograd(model, tiles, padded):
-    settings = settled("h2o-default", 7, grace_period=3)
+    settings = drawn_settings("h2o-default", 7, grace_period=3)
     assert compare(model, settings, 7, GradientSettings(*tiles), padded=padded) < CLOSE
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("policy", ["lastrec", "keydiff", "snapkv"])
 def test_gradients_of_other_policies_are_those_of_autograd(model, policy):
-    settings = settled(f"{policy}-default", 4)
+    settings = drawn_settings(f"{policy}-default", 4)
     assert compare(model, settings, 4, GradientSettings(2, 1.0), width=9) < CLOSE
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from masked import compare, decisions, drawn, grads, make, plain, settled, worst
+from masked import compare, decisions, drawn, drawn_settings, grads, make, plain, worst
 
 from kvtrie.errors import ConfigError
 from kvtrie.selective import CacheSettings
@@ -69,7 +69,7 @@ def test_steps_add_up_to_the_whole_and_to_torch(llama, name):
 def test_gradients_with_classes(llama, name):
     torch.manual_seed(0)
     head = make_head(name, llama, [5, 9, 11, 2])
-    settings = settled("h2o-default", 3, grace_period=3)
+    settings = drawn_settings("h2o-default", 3, grace_period=3)
     ids, targets = drawn(2), drawn(3, total=1, vocabulary=4)
     found = decisions(llama, settings, ids)
     outputs = plain(llama, ids, found, hidden=not head.needs_logits)
@@ -90,7 +90,7 @@ def test_gradients_of_adapters(seed):
     for name, weight in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.1, generator=torch.Generator().manual_seed(seed))
-    settings = settled("h2o-default", seed, grace_period=3)
+    settings = drawn_settings("h2o-default", seed, grace_period=3)
     assert compare(model, settings, seed, GradientSettings(2, 0.5), padded=True) < CLOSE
 
 

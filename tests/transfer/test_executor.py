@@ -169,11 +169,11 @@ def test_a_caller_that_waits_learns_that_the_manager_is_gone():
 
 
 def test_a_caller_that_waits_learns_that_a_worker_has_stopped(monkeypatch):
-    def settle(self, **_):
+    def record_end(self, **_):
         raise RuntimeError(f"{len(self.ids)} moves cannot be noted")
 
     manager, pools = world(gpu=3, host=12)
-    monkeypatch.setattr(Job, "settle", settle)
+    monkeypatch.setattr(Job, "record_end", record_end)
     with Executor(manager, pools, workers=1) as executor:
         store(executor, prompt(1, 3), 1)
         with pytest.raises(TransferError, match="could not report: 3 moves cannot be noted"):

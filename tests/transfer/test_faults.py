@@ -64,7 +64,7 @@ def test_answers_are_right_whatever_fails(world, batches, script, pause):
             engine.serve(batch)
             assert engine.wrong == []
             if number % pause == 0:
-                engine.settle()
+                engine.drain_without_faults()
     finally:
         engine.faults.release()
     engine.close()
@@ -85,7 +85,7 @@ def test_each_kind_of_fault_leads_to_recomputation(kind, tmp_path, memory):
             engine.serve(Request.batch(draw))
             assert engine.wrong == []
             if draw.random() < 0.5:
-                engine.settle()
+                engine.drain_without_faults()
         engine.close()
         assert engine.wrong == []
         restored += engine.results.restored  # in one world all copies to the host may have failed
@@ -100,7 +100,7 @@ def served(world, folder=None, seed=1, requests=40):
     engine, draw = Engine(world, NONE.plan(0), folder), random.Random(seed)
     while engine.results.requests < requests:
         engine.serve(Request.batch(draw))
-    engine.settle()
+    engine.drain_without_faults()
     return engine
 
 
@@ -147,6 +147,6 @@ def test_the_engine_notices_kept_memory_that_proves_nothing(memory, monkeypatch)
     engine, draw = Engine(World(), NONE.plan(0), keep=memory / "host"), random.Random(1)
     while engine.results.requests < 40:
         engine.serve(Request.batch(draw))
-    monkeypatch.setattr(KeptPool, "prove", lambda *_: {})
+    monkeypatch.setattr(KeptPool, "verify", lambda *_: {})
     engine.faults.plan = lambda operation: "flip" if operation == "found" else None
     assert "block" in first_wrong(engine.successor(), seed=1)[0]

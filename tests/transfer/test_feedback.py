@@ -33,7 +33,7 @@ def test_a_lane_learns_what_its_copies_show():
     assert learned.bytes_per_s == pytest.approx(1024 / 2 * 1e9, rel=1e-3)
     assert learned.latency_ns == pytest.approx(1_000_000, rel=1e-2)
     for size in (4 << 20, 8 << 20, 2 << 20, 16 << 20) * 20:  # as a GPU reports: 2 ms, 1 ns per KiB
-        feedback.took(Copy(), size, 2_000_000 + size // 1024)
+        feedback.record_copy_time(Copy(), size, 2_000_000 + size // 1024)
     learned = feedback.lanes()["up"]
     assert learned.bytes_per_s == pytest.approx(1024 * 1e9, rel=0.01)
     assert learned.latency_ns == pytest.approx(2_000_000, rel=0.01)

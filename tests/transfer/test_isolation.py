@@ -94,7 +94,7 @@ def world(storage, *, gpu=4, host=4, write="through", clock=None, progress=None,
     )
 
 
-def settle(executor):
+def wait_for_gpu_copies(executor):
     """Wait for copies between GPU and host, and for nothing else."""
     ledger, schedule = executor.runner.ledger, executor.runner.ledger.schedule
     ledger.until(
@@ -108,11 +108,11 @@ def only_remote(executor, tokens, seed):
     kept = store(executor, tokens, seed)
     executor.drain()
     others = prompt(seed + 100, 4)
-    there = store(executor, others, seed + 100)
+    kept_elsewhere = store(executor, others, seed + 100)
     executor.drain()
     match = executor.manager.lookup(tokens, now=executor.clock(), keep=0)
     assert [match.resident(tier) for tier in ("gpu", "host", "remote")] == [0, 0, len(tokens) // 4]
-    return kept, others, there
+    return kept, others, kept_elsewhere
 
 
 def test_host_hits_go_on_while_every_thread_of_a_storage_hangs():
@@ -124,7 +124,7 @@ def test_host_hits_go_on_while_every_thread_of_a_storage_hangs():
         executor.drain()
         store(executor, prompt(2, 8), 2)
         executor.drain()
-        there = store(executor, prompt(3, 4), 3)
+        kept_elsewhere = store(executor, prompt(3, 4), 3)
         executor.drain()
         store(executor, prompt(4, 8), 4)
         executor.drain()
@@ -138,7 +138,7 @@ def test_host_hits_go_on_while_every_thread_of_a_storage_hangs():
         assert storage.entered.acquire(timeout=30)
         # Both threads of the storage hang, before and after the deadline.
         for _ in range(2):
-            assert torch.equal(fetch(executor, prompt(3, 4)), there)
+            assert torch.equal(fetch(executor, prompt(3, 4)), kept_elsewhere)
             clock.now += 2 * SECOND
             executor.poll()
         executor.wait(lost)
@@ -164,7 +164,7 @@ def test_a_store_slower_than_eviction_delays_no_request_and_gains_blocks(write, 
         for seed in range(30):
             # A request that waited for a write would never end: the clock stands still.
             kept[seed] = store(executor, prompt(seed, 2), seed)
-            settle(executor)
+            wait_for_gpu_copies(executor)
             executor.manager.audit()
             busy = executor.runner.ledger.schedule.writing(2)
             assert busy <= workers * SHAPE.layers * SHAPE.layer_bytes(SIZE)

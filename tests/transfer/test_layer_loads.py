@@ -117,11 +117,11 @@ def test_an_aborted_retrieval_gives_everything_back(name, step):
         assert manager.stats().moves == 0
         with manager.acquire(tokens, now=executor.clock(), keep=0, load="all") as lease:
             executor.wait(lease)
-            there = np.setdiff1d(np.arange(lease.matched), lease.plan.recompute())
-            assert len(there) > 0
+            loaded = np.setdiff1d(np.arange(lease.matched), lease.plan.recompute())
+            assert len(loaded) > 0
             for layer in range(LAYERS):
                 found = layer_of(pools[0], lease, lease.matched, layer)
-                assert torch.equal(found[:, there], kv[layer][:, there])
+                assert torch.equal(found[:, loaded], kv[layer][:, loaded])
 
 
 def test_a_layer_that_cannot_be_read_is_reported_and_its_block_is_not_served_again():

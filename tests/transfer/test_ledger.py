@@ -32,7 +32,7 @@ def make_ledger(*, deadline_ns=None):
         (),
         {None: [threading.current_thread()]},
         outbox,
-        on_call=False,
+        inline=False,
         deadline_ns=deadline_ns,
         clock=clock,
         moves_per_job=1,
@@ -77,11 +77,11 @@ def test_a_late_job_fails_what_waits_for_its_worker_and_is_reported_again_at_its
     assert (late.ids, late.hung) == (tuple(job.ids.tolist()), True)
     assert (gone.error, gone.cancelled, len(gone.ids)) == ("every worker hangs", True, 2)
     assert ledger.hangs
-    assert ledger.settle() == {threading.current_thread()}
+    assert ledger.await_running() == {threading.current_thread()}
     ledger.end(job)
     (end,) = outbox.take()
     assert (end.ids, end.error) == (late.ids, "the move ended past its deadline")
-    assert ledger.settle() == set()
+    assert ledger.await_running() == set()
 
 
 def test_a_move_may_not_wait_for_a_failed_one(moves):

@@ -128,9 +128,9 @@ def test_a_cancelled_move_is_not_counted_twice(ids):
 
 
 def test_jobs_at_one_place_run_one_at_a_time_in_their_order():
-    here, there = (2, 7), (2, 8)
+    one, other = (2, 7), (2, 8)
     given = queue(
-        job(1, place=here), job(2, place=there), job(3, place=here), job(4), job(5, place=here)
+        job(1, place=one), job(2, place=other), job(3, place=one), job(4), job(5, place=one)
     )
     assert [each.ids.tolist() for each in given] == [[1], [2], [4]]
     assert len(given) == 5
@@ -194,7 +194,7 @@ class Model:
             and all(other.place != each.place for other in self.running)
         )
 
-    def settle(self):
+    def assign_turns(self):
         """Give each job that could start a turn, and a new one if a more urgent job is after it."""
         for each in self.jobs:
             if each.after or not self.first(each):
@@ -215,7 +215,7 @@ class Model:
                     self.turns += 1
                     other.turn = self.turns
                 other = self.who(other.after)
-        self.settle()
+        self.assign_turns()
 
     def ready(self):
         free = [each for each in self.jobs if not each.after and self.first(each)]
@@ -227,7 +227,7 @@ class Model:
 
     def done(self, each):
         self.running.remove(each)
-        self.settle()
+        self.assign_turns()
 
     def ended(self, ident, ok):
         lost = []
@@ -236,7 +236,7 @@ class Model:
             if ok:
                 each.after = 0
                 self.jobs.append(each)
-                self.settle()
+                self.assign_turns()
             else:
                 lost += each.ids
                 for child in each.ids:
@@ -252,7 +252,7 @@ class Model:
             each.ids.remove(ident)
             if not each.ids:
                 self.jobs.remove(each)
-                self.settle()
+                self.assign_turns()
             lost += [ident, *self.ended(ident, ok=False)]
         return lost
 

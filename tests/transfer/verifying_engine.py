@@ -181,10 +181,10 @@ class Engine:
 
     def close(self):
         """End the executor, whatever hangs; no slot may be lost by then."""
-        self.settle()
+        self.drain_without_faults()
         prompt = range(10**6, 10**6 + self.world.rooms[0] * SIZE)
         self.at_last(prompt, 0).release(now=self.clock())
-        self.settle()
+        self.drain_without_faults()
         self.abandon()
 
     def abandon(self):
@@ -198,7 +198,7 @@ class Engine:
 
     def successor(self):
         """End, and return an engine that goes on with the blocks of the kept host memory."""
-        self.settle()
+        self.drain_without_faults()
         self.executor.flush()
         self.abandon()
         made = Engine(self.world, self.faults.plan, keep=self.keep)
@@ -210,7 +210,7 @@ class Engine:
         made.host.flip()
         return made
 
-    def settle(self):
+    def drain_without_faults(self):
         """Release hung operations, inject no more faults, and wait until no move is left."""
         executor = self.executor
         self.faults.quiet = True
@@ -234,7 +234,7 @@ class Engine:
             lease = self.acquire(prompt, request.answer)
             if lease is None:
                 self.finish(leased)
-                lease = self.patiently(prompt, request.answer)
+                lease = self.retried(prompt, request.answer)
             leased.append((lease, prompt, request))
         self.finish(leased)
 
@@ -258,11 +258,11 @@ class Engine:
         self.note_slots(lease)
         return lease
 
-    def patiently(self, prompt, answer):
+    def retried(self, prompt, answer):
         """As `acquire`, while nothing is leased: only moves that have not ended may refuse it."""
         lease = self.acquire(prompt, answer)
         if lease is None:
-            self.settle()
+            self.drain_without_faults()
             lease = self.acquire(prompt, answer)
         assert lease is not None, "no room though nothing is leased and nothing moves"
         return lease
@@ -270,10 +270,10 @@ class Engine:
     def at_last(self, prompt, answer):
         """A lease that has all it needs, while nothing else is leased."""
         for _ in range(TRIES):
-            lease = self.patiently(prompt, answer)
+            lease = self.retried(prompt, answer)
             if self.ready(lease, len(prompt) + answer):
                 return lease
-            self.settle()
+            self.drain_without_faults()
         raise AssertionError(f"a request is not ready after {TRIES} tries")
 
     def finish(self, leased):

@@ -83,11 +83,11 @@ def top_breakers(rebuilt: Rebuilt) -> list[Breaker] | None:
 
 def _add(points: dict[Hashable, Breaker], miss: Miss, tokens: list[int]) -> None:
     """Count a diverged request."""
-    position = miss.parted_at or 0
+    position = miss.diverged_at or 0
     branch = max(miss.branches, key=lambda one: one.recurring)
-    found = points.get(miss.parting)
+    found = points.get(miss.divergence)
     if found is None:
-        found = points[miss.parting] = Breaker(
+        found = points[miss.divergence] = Breaker(
             0,
             0,
             position,

@@ -50,13 +50,13 @@ class PublishedGroup:
         kind: the engine's name of its kind. Empty until a block was stored.
         window: tokens of a sliding window, if published.
         size: tokens of a block.
-        here: names of its blocks in the GPU's memory.
+        blocks_on_gpu: names of its blocks in the GPU's memory.
     """
 
     kind: str = ""
     window: int | None = None
     size: int = 0
-    here: set[Hash] = field(default_factory=set[Hash])
+    blocks_on_gpu: set[Hash] = field(default_factory=set[Hash])
 
     def __str__(self) -> str:
         window = "" if self.window is None else f" of {self.window} tokens"
@@ -76,23 +76,24 @@ class PublishedGroups:
         self.groups: dict[int, PublishedGroup] = {}
         self.events = self.resident = 0
 
-    def add(self, batch: Batch, here: int) -> None:
+    def add(self, batch: Batch, blocks_on_gpu: int) -> None:
         """Add the events of a step.
 
         Args:
             batch: the events.
-            here: number of blocks of the requests' group in the GPU's memory.
+            blocks_on_gpu: number of blocks of the requests' group in the GPU's memory.
 
         Raises:
             ConfigError: a group changed its kind, window or block size.
         """
         if batch.cleared:
             for group in self.groups.values():
-                group.here.clear()
+                group.blocks_on_gpu.clear()
         for part in batch.parts:
             self._add(batch.number, part)
         self.events += len(batch.parts)
-        self.resident = max(self.resident, here + sum(len(one.here) for one in self.several()))
+        others = sum(len(one.blocks_on_gpu) for one in self.several())
+        self.resident = max(self.resident, blocks_on_gpu + others)
 
     def several(self) -> list[PublishedGroup]:
         """Return the groups with stored blocks."""
@@ -100,7 +101,7 @@ class PublishedGroups:
 
     def _add(self, number: int, part: Part) -> None:
         group = self.groups.setdefault(part.group, PublishedGroup())
-        group.here.difference_update(part.removed)
+        group.blocks_on_gpu.difference_update(part.removed)
         if not part.size:
             return
         if not group.kind:
@@ -114,7 +115,7 @@ class PublishedGroups:
             raise ConfigError(
                 f"sequence number {number} has group {part.group} as {now}, before it was {before}"
             )
-        group.here.update(part.stored)
+        group.blocks_on_gpu.update(part.stored)
 
 
 @dataclass(frozen=True, slots=True)

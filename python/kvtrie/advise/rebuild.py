@@ -94,7 +94,7 @@ class Rebuilt:
         self._paths: list[_Path] = []
         self._open: dict[int, _Path] = {}
         self._open_limit = _FEW_OPEN
-        self._here: set[Hash] = set()
+        self._gpu_blocks: set[Hash] = set()
         self.size = self.stored = self.unknown = self.cleared = self.forgotten = self.resident = 0
         self.lost: list[tuple[int, int]] = []
         self.first: float | None = None
@@ -111,9 +111,9 @@ class Rebuilt:
         return len(self._run)
 
     @property
-    def here(self) -> int:
+    def blocks_on_gpu(self) -> int:
         """Number of blocks in the GPU's memory, according to the events."""
-        return len(self._here)
+        return len(self._gpu_blocks)
 
     def add(self, batch: Batch) -> None:
         """Add the events of a step.
@@ -128,11 +128,11 @@ class Rebuilt:
             self.first = batch.at
         if batch.cleared:
             self.cleared += 1
-            self._here.clear()
-        self._here.difference_update(batch.removed)
+            self._gpu_blocks.clear()
+        self._gpu_blocks.difference_update(batch.removed)
         for stored in batch.stored:
             self._add(stored)
-        self.resident = max(self.resident, len(self._here))
+        self.resident = max(self.resident, len(self._gpu_blocks))
         if len(self._run) > self._most or len(self._paths) > self._most // _BLOCKS_PER_PATH:
             self._forget()
 
@@ -205,7 +205,7 @@ class Rebuilt:
                 first = at * stored.size
                 self._tokens[known] = array("I", stored.tokens[first : first + stored.size])
             tip = known
-        self._here.update(stored.hashes)
+        self._gpu_blocks.update(stored.hashes)
         self.stored += len(stored.hashes)
         self._extend(parent, tip, len(stored.hashes), stored.session)
 
@@ -275,7 +275,7 @@ class Rebuilt:
         for parent in old:
             self._number(int(moved[parent]) if parent >= 0 else -1)
         self._ids = {name: int(moved[at]) for name, at in self._ids.items() if moved[at] >= 0}
-        self._here.intersection_update(self._ids)
+        self._gpu_blocks.intersection_update(self._ids)
         if self._tokens is not None:
             kept_tokens = self._tokens.items()
             self._tokens = {int(moved[at]): one for at, one in kept_tokens if moved[at] >= 0}

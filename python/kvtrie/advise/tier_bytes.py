@@ -101,9 +101,9 @@ class TierBytes:
                 found > 0, most if token is None else np.minimum(most, found * token), 0
             )
         for at in range(below.shape[1] - 1, -1, -1):
-            here = below[:, at] > 0
-            loaded[:, at] += np.where(here, point, 0.0)
-            point = np.where(here, 0.0, point)
+            covered = below[:, at] > 0
+            loaded[:, at] += np.where(covered, point, 0.0)
+            point = np.where(covered, 0.0, point)
         return loaded
 
     def _units(self, blocks: int, block: int) -> int:

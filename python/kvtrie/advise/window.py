@@ -58,7 +58,7 @@ class Window:
         if self.before is not None and self.listened is None:
             self.listened = one.at
         self.rebuilt.add(one)
-        self.groups.add(one, self.rebuilt.here)
+        self.groups.add(one, self.rebuilt.blocks_on_gpu)
 
     def add_all(self, rows: Iterable[Batch | dict[str, float]]) -> None:
         """Add a recording.

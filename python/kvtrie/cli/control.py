@@ -125,4 +125,4 @@ def _tokens(one: dict[str, Any]) -> list[str]:
 
 
 CTL = ("read from or command a running server by its control socket", _ctl_arguments)
-WHY = ("list the parting points at which prompts diverge from cached ones", _why_arguments)
+WHY = ("list the points at which prompts diverge from cached ones", _why_arguments)

@@ -73,10 +73,10 @@ def _space(disk: Path, wanted: int | None) -> Check:
 
 
 def _direct(disk: Path) -> Check:
-    there = disk.absolute()
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    refused = direct_io(there)
+    existing = disk.absolute()
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    refused = direct_io(existing)
     if refused:
         return Check("warning", "O_DIRECT", f"{refused}: writes use the page cache", "use ext4/xfs")
     return Check("ok", "O_DIRECT", "available")

@@ -54,10 +54,10 @@ def memory_checks(host: Tier | None = None) -> Iterator[Check]:
 
 def _free() -> Check:
     try:
-        free, there = free_memory(), all_memory()
+        free, total = free_memory(), all_memory()
     except ConfigError as error:
         return Check("warning", "free memory", str(error), "give --host in bytes")
-    text = f"{gb(free)} of {gb(there)} that the machine or its control group has"
+    text = f"{gb(free)} of {gb(total)} that the machine or its control group has"
     text += f"; the default host tier is {gb(free // _SHARE)}"
     if free < _LEAST_FREE:
         fix = "docker run --memory, systemd MemoryMax= or end other programs"
@@ -66,16 +66,16 @@ def _free() -> Check:
 
 
 def _limit(size: int) -> Check:
-    there, least = all_memory(), taken_at_most(size)
-    text = f"{gb(size)} of {gb(there)} that the machine or its control group has"
+    total, least = all_memory(), taken_at_most(size)
+    text = f"{gb(size)} of {gb(total)} that the machine or its control group has"
     fix = (
         f"a smaller host tier, or a limit of {gb(least + MARGIN)} "
         "(docker run --memory, resources.limits.memory)"
     )
-    if 0 < there < least:
+    if 0 < total < least:
         return Check("error", "host tier", f"{text}; it takes up to {gb(least)}", fix)
-    if 0 < there < least + MARGIN:
-        rest = f"{text}, which leaves {gb(there - least)} to the server's processes"
+    if 0 < total < least + MARGIN:
+        rest = f"{text}, which leaves {gb(total - least)} to the server's processes"
         return Check("warning", "host tier", rest, fix)
     return Check("ok", "host tier", text)
 
@@ -115,11 +115,11 @@ def _kept(keep: str, size: int | None) -> Check:
         text = f"{keep} is on {kind}, which is no memory"
         return Check("error", "keep", text, f"keep={_SHM}/NAME")
     try:
-        there = all_disk(folder)
+        total = all_disk(folder)
     except ConfigError as error:
         return Check("error", "keep", str(error), f"keep={_SHM}/NAME")
-    text, least = f"{keep} is on {kind} of {gb(there)}", taken_at_most(size or 0)
-    if 0 < there < least:
+    text, least = f"{keep} is on {kind} of {gb(total)}", taken_at_most(size or 0)
+    if 0 < total < least:
         fix = "docker run --shm-size, or an emptyDir with medium: Memory and a larger sizeLimit"
         return Check("error", "keep", f"{text}, the host tier takes up to {gb(least)}", fix)
     return Check("ok", "keep", text)

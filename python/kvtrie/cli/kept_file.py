@@ -67,7 +67,7 @@ def verify(path: Path, wall: int, watch: Callable[[Sequence[Row]], Iterable[Row]
         findings = [Finding(None, None, "an entry is damaged", why is None)] * lost
         for row in watch(rows):
             try:
-                _prove(opened, row)
+                _verify(opened, row)
             except TransferError as error:
                 # A writer may reuse slots meantime: only damage found twice is real.
                 if taken is None and _changed(path, row, wall):
@@ -77,7 +77,7 @@ def verify(path: Path, wall: int, watch: Callable[[Sequence[Row]], Iterable[Row]
         return Verified(path, len(rows), why, findings)
 
 
-def _prove(file: KeptFile, row: Row) -> None:
+def _verify(file: KeptFile, row: Row) -> None:
     """Read a block and verify it. A group of layers has its blocks in the pages of all groups.
 
     Raises:
@@ -88,7 +88,7 @@ def _prove(file: KeptFile, row: Row) -> None:
     if sizes is None:
         file.verify(slot, key)
         return
-    layers = file.to_prove(slot)
+    layers = file.layers_to_verify(slot)
     if layers is None:
         return
     lo, hi = layers
@@ -101,7 +101,7 @@ def _prove(file: KeptFile, row: Row) -> None:
         block = b""
     block = block.ljust((hi - lo) * each, b"\0")  # pages may be cut or missing
     digests = np.frombuffer(layer_digests(block, hi - lo), np.uint8)
-    file.prove(slot, key, digests.reshape(hi - lo, -1))
+    file.verify_block(slot, key, digests.reshape(hi - lo, -1))
 
 
 def _sizes(about: str) -> tuple[int, int] | None:
@@ -119,7 +119,7 @@ def _changed(path: Path, row: Row, wall: int) -> bool:
         if row[:2] not in {other[:2] for other in now.blocks(wall)}:
             return True
         try:
-            _prove(now, row)
+            _verify(now, row)
         except TransferError:
             return False
         return True

@@ -45,7 +45,7 @@ def _convert(given: argparse.Namespace) -> int:
 
     size = whole("--block-tokens", given.block_tokens, 1, MOST // 2)
     source, skipped = source_of(given), Skipped() if given.lenient else None
-    requests = block_requests(source, size, skipped, waits=True, anew=True)
+    requests = block_requests(source, size, skipped, waits=True, renumber=True)
     written = write_trace(given.out, watched(requests, "Converting"))
     left = f"; {skipped.lines} lines were left out" if skipped and skipped.lines else ""
     sys.stderr.write(f"{given.out}: {written} requests, a hash is {size} tokens{left}\n")

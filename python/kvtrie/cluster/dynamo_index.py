@@ -87,7 +87,7 @@ class DynamoIndex:
         except CallError as error:
             self._service.warn(error)
             if error.outcome == "refused":
-                self._registrations.doubt()
+                self._registrations.request_check()
             return {}
         return {machine: held for machine, held in found.items() if machine in self._registrations}
 

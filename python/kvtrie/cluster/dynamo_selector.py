@@ -3,7 +3,7 @@
     pick ──POST /select_and_reserve──> prefilled ──POST …/prefill_complete──> done ──DELETE──>
 
 Invariant: as `Selector`. A reservation is released as soon as the service answers after `done`, and
-at most `_MOST_OWED` releases wait for the service. Cost: a call per request before it is sent.
+at most `_MOST_PENDING` releases wait for the service. Cost: a call per request before it is sent.
 `prefilled` and `done` also make a call each, within the same deadline.
 """
 
@@ -41,8 +41,8 @@ __all__ = ["DynamoSelector"]
 _Row = TypeVar("_Row")
 _MOST_BLOCK = 1 << 20
 _MOST_OUTPUT = 2**32 - 1
-_MOST_OWED = 8192
-_OWED_PER_CALL = 8
+_MOST_PENDING = 8192
+_REPORTS_PER_CALL = 8
 
 
 class DynamoSelector:
@@ -81,7 +81,7 @@ class DynamoSelector:
         self._lock = threading.Lock()
         self._picks: Counter[str] = Counter()
         self._unknown = self._unreleased = 0
-        self._owed: deque[tuple[str, str]] = deque()
+        self._pending_reports: deque[tuple[str, str]] = deque()
         self._service.check("Dynamo's selection service", self._calls.check)
 
     def add(self, machine: int, *, events: str, replay: str | None = None) -> None:
@@ -119,13 +119,13 @@ class DynamoSelector:
         request, candidates, dropped = self._machines.begin(ident, name)
         try:
             for oldest in dropped:
-                self._owe(oldest)
+                self._queue_report(oldest)
             body |= {"selection_id": name, "allowed_worker_ids": candidates.live}
             wanted, how = self._selected(request, candidates, body, until)
             machine = self._machines.choose(request, wanted, candidates)
         except BaseException:
             self._machines.drop(ident)
-            self._owe(request)
+            self._queue_report(request)
             raise
         with self._lock:
             self._picks["probe" if candidates.probe else how] += 1
@@ -137,8 +137,8 @@ class DynamoSelector:
         if request is None:
             self._count_unknown()
         elif request.asked:
-            self._owe(request, "POST", "/prefill_complete")
-        self._pay()
+            self._queue_report(request, "POST", "/prefill_complete")
+        self._send_reports()
 
     def done(self, request_id: str, *, failed: bool = False) -> None:
         """Report it by `DELETE /reservations/…`; see `Selector.done`."""
@@ -146,8 +146,8 @@ class DynamoSelector:
         if ended is None:
             self._count_unknown()
         else:
-            self._owe(ended)
-        self._pay()
+            self._queue_report(ended)
+        self._send_reports()
 
     def match(
         self, tokens: Sequence[int] | NDArray[np.integer[Any]], *, deadline_s: float
@@ -208,7 +208,7 @@ class DynamoSelector:
         except CallError as error:
             self._service.warn(error)
             if error.outcome == "refused":
-                self._registrations.doubt()
+                self._registrations.request_check()
             request.asked = request.asked and error.outcome != "open"
             return None, error.outcome
 
@@ -222,7 +222,7 @@ class DynamoSelector:
         except CallError as error:
             self._service.warn(error)
             if error.outcome == "refused":
-                self._registrations.doubt()
+                self._registrations.request_check()
             return {}
         return {machine: row for machine, row in found.items() if machine in self._registrations}
 
@@ -230,21 +230,21 @@ class DynamoSelector:
         with self._lock:
             self._unknown += 1
 
-    def _owe(self, request: Request, method: str = "DELETE", call: str = "") -> None:
+    def _queue_report(self, request: Request, method: str = "DELETE", call: str = "") -> None:
         if not request.asked:
             return
         with self._lock:
-            if len(self._owed) >= _MOST_OWED:
-                self._owed.popleft()
+            if len(self._pending_reports) >= _MOST_PENDING:
+                self._pending_reports.popleft()
                 self._unreleased += 1
-            self._owed.append((method, f"/reservations/{request.name}{call}"))
+            self._pending_reports.append((method, f"/reservations/{request.name}{call}"))
 
-    def _pay(self) -> None:
+    def _send_reports(self) -> None:
         """Report ended prompts and requests, oldest first, a few more than each call adds."""
         until = seconds_from_now(self._deadline_s)
-        for _ in range(_OWED_PER_CALL):
+        for _ in range(_REPORTS_PER_CALL):
             try:
-                method, path = owed = self._owed.popleft()
+                method, path = report = self._pending_reports.popleft()
             except IndexError:
                 return
             try:
@@ -253,5 +253,5 @@ class DynamoSelector:
                 if error.outcome == "refused":  # for example after a restart of the service
                     continue
                 self._service.warn(error)
-                self._owed.appendleft(owed)
+                self._pending_reports.appendleft(report)
                 return

@@ -143,12 +143,12 @@ class Machines:
             NoMachineError: all candidates have left since `begin`.
         """
         with self._lock:
-            there = [self._machines[at] for at in candidates.live if at in self._machines]
+            usable = [self._machines[at] for at in candidates.live if at in self._machines]
             if not candidates.probe:
-                there = [at for at in there if at.breaker.state == "closed"] or there
-            chosen = next((at for at in there if at.number == wanted), None)
+                usable = [at for at in usable if at.breaker.state == "closed"] or usable
+            chosen = next((at for at in usable if at.number == wanted), None)
             if chosen is None:
-                chosen = min(there, key=lambda at: (at.requests, at.number), default=None)
+                chosen = min(usable, key=lambda at: (at.requests, at.number), default=None)
             if chosen is None:
                 raise NoMachineError(f"machines {candidates.live} have left during the call")
             chosen.requests += 1

@@ -91,7 +91,7 @@ class Registrations:
         self._engines: dict[int, Engine] = {}
         self._ended: set[int] = set()
         self._seen = service.breaks  # breaks of the service at the last full registration
-        self._doubted = False
+        self._unchecked = False
 
     def __contains__(self, machine: int) -> bool:
         """Return whether a machine was added and not removed."""
@@ -116,7 +116,7 @@ class Registrations:
                         f"{self._service.url} refuses machine {engine.machine}: {error.reason}"
                     ) from error
                 self._service.warn(error)
-                self._doubted = True
+                self._unchecked = True
             with self._lock:
                 self._engines[engine.machine] = engine
                 self._ended.discard(engine.machine)
@@ -145,9 +145,9 @@ class Registrations:
         with self._restoring:
             self._end(number, until)
 
-    def doubt(self) -> None:
+    def request_check(self) -> None:
         """Ask the service for its machines before the next call."""
-        self._doubted = True
+        self._unchecked = True
 
     def restore(self, until: int) -> None:
         """Register lost machines again, if the service may have lost any.
@@ -157,16 +157,16 @@ class Registrations:
         Raises:
             CallError: the service does not answer.
         """
-        if not self._doubted and self._seen == self._service.breaks:
+        if not self._unchecked and self._seen == self._service.breaks:
             return
         if not self._restoring.acquire(blocking=False):
             return
         try:
-            breaks, self._doubted = self._service.breaks, False
+            breaks, self._unchecked = self._service.breaks, False
             try:
                 self._restore(until)
             except CallError:
-                self._doubted = True
+                self._unchecked = True
                 raise
             self._seen = breaks
         finally:
@@ -192,7 +192,7 @@ class Registrations:
             self._registry.end(machine, until)
         except CallError as error:
             self._service.warn(error)
-            self._doubted = True
+            self._unchecked = True
             if error.outcome != "refused":
                 return
         with self._lock:

@@ -222,12 +222,12 @@ def _row(tables: Sequence[Sequence[int]], blocks: int) -> str:
     """Return the fastest tier of each block in a group."""
     row = ""
     for block in range(blocks):
-        here = [
+        matching = [
             letter
             for letter, table in zip("ghd", tables, strict=True)
             if block < len(table) and table[block] != _NOTHING
         ]
-        row += here[0] if here else "."
+        row += matching[0] if matching else "."
     return row
 
 

@@ -69,8 +69,8 @@ def capture(
         now: the time, in nanoseconds.
     """
     stats = manager.stats().as_dict()
-    apart = any(tier["groups"] for tier in stats["tiers"].values())
-    groups = manager.model.groups if apart else ()
+    separate_groups = any(tier["groups"] for tier in stats["tiers"].values())
+    groups = manager.model.groups if separate_groups else ()
     return Report(
         title=title,
         block_tokens=manager.block_tokens,

@@ -34,9 +34,9 @@ def grid(manager: BlockManager, tokens: Sequence[int], now: int) -> NDArray[np.i
     blocks = len(tokens) // manager.block_tokens
     where = np.full((manager.model.layers, blocks), DROPPED, dtype=np.int8)
     match = manager.lookup(tokens, now=now, keep=0)
-    apart = any(tier.groups for tier in manager.stats().tiers.values())
+    separate_groups = any(tier.groups for tier in manager.stats().tiers.values())
     for index, block in enumerate(match.blocks):
-        if not apart:
+        if not separate_groups:
             where[:, index] = manager.layer_tiers(block.block)
             continue
         for copy in reversed(block.copies):

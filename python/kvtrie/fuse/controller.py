@@ -69,7 +69,7 @@ class Controller:
     Args:
         profile: of this machine and model. `passes` is required. `device` gives the time of laying
             out a layer. Its lanes replace the declared lanes of the tiers.
-        store: source of the chunks. Each call of `saw` sets `store.tier`.
+        store: source of the chunks. Each call of `observe` sets `store.tier`.
         floor: r*, the smallest ratio, .15 by CacheBlend. With `deviation`, at least the mean of its
             shares.
         ceiling: the largest ratio.
@@ -151,7 +151,7 @@ class Controller:
         self._usual = _blend(self._usual, (float(tokens), float(query)))
         return ratio
 
-    def saw(
+    def observe(
         self,
         recompute_ns: int,
         *,
@@ -287,7 +287,7 @@ class Controller:
 
     def _choose(self) -> None:
         """Choose the cheapest tier with hidden loads; the last tier of the list is the cheapest."""
-        assert self._usual is not None  # noqa: S101 - `saw` has set it
+        assert self._usual is not None  # noqa: S101 - `observe` has set it
         manager = self.store.executor.manager
         tokens, query = map(round, self._usual)
         hidden = self.recompute_ns(self.floor, tokens, query)

@@ -101,7 +101,7 @@ class DeviationProfile:
             for at, each in enumerate(few("shares", self.shares, _MOST))
         )
         if any(one < other for one, other in pairwise(shares)):
-            raise ConfigError(f"shares are {shares}: they fall from layer to layer")
+            raise ConfigError(f"shares are {shares}, none larger than the previous one wanted")
         if not shares and not rankings:
             raise ConfigError("a deviation profile has rankings or shares, or both")
         put(self, rankings=rankings, shares=shares)

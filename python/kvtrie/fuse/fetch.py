@@ -125,7 +125,7 @@ class Fetch:
                 return
             if part is last:
                 raise ConfigError(f"write the {len(part.tokens)} tokens of this part and keep it")
-            if self._settled(part):
+            if self._finish_load(part):
                 last = part
                 yield part
 
@@ -193,7 +193,7 @@ class Fetch:
                 self._ahead(0)
             else:  # some layers were waited for already, so load all layers again
                 for one in waiting:
-                    while one.state == "hit" and not self._settled(one):
+                    while one.state == "hit" and not self._finish_load(one):
                         pass
         self._executor.poll()
 
@@ -244,8 +244,8 @@ class Fetch:
             buffer = LayerBuffer(*part.given[layer])
             if out is None:
                 return buffer
-            for here, there in zip(out, buffer, strict=True):
-                here.copy_(there)
+            for target, source in zip(out, buffer, strict=True):
+                target.copy_(source)
             return LayerBuffer(*out)
         if layer > self._layer and part.loads is not None:
             raise ConfigError(f"layer {layer} was not waited for: layer {self._layer} was last")
@@ -278,10 +278,10 @@ class Fetch:
         """Lease parts, the prefix first. For an absent prefix, only reserve room for its chunks."""
         size = self._pool.block_tokens
         for part in parts:
-            if part is not self.prefix and not self._prefix_there():
+            if part is not self.prefix and not self._prefix_resident():
                 continue
             self._lease_one(part)
-        if self.prefix in parts and not self._prefix_there():
+        if self.prefix in parts and not self._prefix_resident():
             assert self.prefix is not None  # noqa: S101 - only a store with a prefix gets here
             assert self.prefix.lease is not None  # noqa: S101 - leased above
             waiting = [part for part in self._stored if part.lease is None]
@@ -309,7 +309,7 @@ class Fetch:
     def _scope(self, part: Part) -> Scope:
         return self._names.scope_of(0 if part is self.prefix else len(part.tokens))
 
-    def _prefix_there(self) -> bool:
+    def _prefix_resident(self) -> bool:
         """Return whether the full blocks of the prefix are cached or loading."""
         if self.prefix is None:
             return True
@@ -354,7 +354,7 @@ class Fetch:
         """Return whether the lease still covers the tokens up to `part.start`."""
         return part.lease is not None and part.lease.matched >= part.start
 
-    def _settled(self, part: Part) -> bool:
+    def _finish_load(self, part: Part) -> bool:
         """Load the cached tokens of a part. Return False if its state must be checked again."""
         if part.loads is None:
             return True

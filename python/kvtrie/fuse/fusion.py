@@ -316,10 +316,10 @@ class Fusion:
             keys, values = self._memory.buffer(layer, self.length)
             rope = self._ropes[layer]
             for (piece, at), rotations in zip(self._layout, self._rotations, strict=True):
-                here = slice(at, at + len(piece.tokens))
-                self._fetched.read(piece, layer, (keys[here], values[here]))
+                columns = slice(at, at + len(piece.tokens))
+                self._fetched.read(piece, layer, (keys[columns], values[columns]))
                 if (rotation := rotations.get(id(rope))) is not None:
-                    rotation.into(keys[here], keys[here])
+                    rotation.into(keys[columns], keys[columns])
         self._laid = layer + 1
         return keys, values
 

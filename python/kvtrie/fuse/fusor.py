@@ -31,7 +31,7 @@ from kvtrie.fuse.log import Stopwatch
 from kvtrie.fuse.memory import InMemory
 from kvtrie.fuse.monitor import Monitor, Quality
 from kvtrie.fuse.prefill import compute
-from kvtrie.fuse.select import way
+from kvtrie.fuse.select import selection
 from kvtrie.fuse.store import CacheStore
 from kvtrie.settings.argument import few, instance, real, shown, whole
 from kvtrie.tiers import sole_pool
@@ -162,9 +162,9 @@ class Fusor:
         self.store = None if store is None else instance("store", store, CacheStore)
         self.controller = controller
         self.monitor = None if monitor is None else instance("monitor", monitor, Monitor)
-        if controller is not None and not hasattr(controller, "saw"):
+        if controller is not None and not hasattr(controller, "observe"):
             raise ConfigError(f"controller is {shown(controller)}, a Controller wanted")
-        self._select = way(select)
+        self._select = selection(select)
         self._profile = select if isinstance(select, DeviationProfile) else None
         given = (select, ratio, getattr(controller, "deviation", None))
         self._profiles = [each for each in given if isinstance(each, DeviationProfile)]
@@ -245,7 +245,7 @@ class Fusor:
         fused.log.load_ns = sum(lane.busy_ns for lane in lanes.values())
         if self.controller is not None:
             first, stop = fused.log.span
-            self.controller.saw(
+            self.controller.observe(
                 fused.cost_ns,
                 pairs=int(fused.log.grid.sum()),
                 layers_full=fused.log.layers_full,
@@ -295,7 +295,7 @@ class Fusor:
                 if monitor.samples():
                     kl = divergence(decoder.prefill(fusion.ids), fusion.logits())
                     quality = Quality(math.exp(-kl), "full prefill", kl)
-                monitor.saw(quality)
+                monitor.observe(quality)
             memory.done()
             return Fused(fusion, memory, decoder.cache(memory, fusion.length - 1), log, quality)
         except BaseException:
@@ -347,13 +347,13 @@ class Fusor:
         pool = sole_pool(executor.pools[0], "that a model could compute in")
         LayerwiseEngine.of(executor)  # refuses settings not supported by fusion
         heads, *dims = self.decoder.widths
-        here = (self.decoder.layers, heads, *dims, self.decoder.dtype, self.decoder.device.type)
+        of_model = (self.decoder.layers, heads, *dims, self.decoder.dtype, self.decoder.device.type)
         keys, values = pool.keys, pool.values
-        there = (pool.layers, *keys.shape[1:], values.shape[2], keys.dtype, pool.device.type)
-        if here != there:
+        of_store = (pool.layers, *keys.shape[1:], values.shape[2], keys.dtype, pool.device.type)
+        if of_model != of_store:
             raise ConfigError(
-                f"(layers, KV heads, K and V head_dim, dtype, device) of the model are {here}, of "
-                f"the store's first tier {there}"
+                f"(layers, KV heads, K and V head_dim, dtype, device) of the model are {of_model}, "
+                f"of the store's first tier {of_store}"
             )
 
     def _fits(self, context: Context) -> None:

@@ -68,8 +68,8 @@ class InMemory:
     def read(self, part: LoosePart, layer: int, out: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Copy K and V `(n, heads, dim)` of a layer to `out`."""
         assert part.kv is not None  # noqa: S101 - checked by `InMemory`
-        for here, there in zip(out, part.kv[layer], strict=True):
-            here.copy_(there)
+        for target, source in zip(out, part.kv[layer], strict=True):
+            target.copy_(source)
 
     def close(self) -> None:
         """Do nothing: there is no lease."""

@@ -94,7 +94,7 @@ class Monitor:
         return min(1.0, base + self.extra)
 
     @in_turn
-    def saw(self, quality: Quality) -> None:
+    def observe(self, quality: Quality) -> None:
         """Update the addition from the score of a request."""
         if quality.score is None:
             return

@@ -91,7 +91,7 @@ class Names:
         name.update(_bytes(tokens))
         return _sealed(name, len(tokens))
 
-    def saw(self, key: bytes, tokens: NDArray[np.int64]) -> None:
+    def remember(self, key: bytes, tokens: NDArray[np.int64]) -> None:
         """Remember the tokens of a name."""
         if key in self._seen:
             self._seen.move_to_end(key)
@@ -126,7 +126,7 @@ class Names:
                     name.update(each[: 4 * at])
                 name.update(each[4 * at : 4 * at + 4])
                 if _sealed(name.copy(), at + 1) == key:
-                    self.saw(key, tokens[: at + 1])
+                    self.remember(key, tokens[: at + 1])
                     return tokens[: at + 1]
         return None
 

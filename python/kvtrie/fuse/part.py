@@ -74,8 +74,8 @@ class Part:
         slowest = np.full(len(self.sequence), -1, dtype=np.int64)
         for span in plan.spans:
             if span.action != "recompute":
-                here = slowest[span.start : span.stop]
-                np.maximum(here, span.tier if span.action == "load" else 0, out=here)
+                part = slowest[span.start : span.stop]
+                np.maximum(part, span.tier if span.action == "load" else 0, out=part)
         size = manager.block_tokens
         for each, tiers in (
             (self.tiers, slowest[self.at : self.at + len(self.tokens)]),

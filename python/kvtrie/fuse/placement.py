@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from kvtrie import BlockManager, MatchedBlock
+    from kvtrie import BlockManager, MatchedBlock, TierStats
 
 __all__ = ["check_place", "check_room"]
 
@@ -39,27 +39,33 @@ def check_room(manager: BlockManager, sequences: Sequence[NDArray[np.int64]]) ->
             above = hash((above, sequence[at : at + size].tobytes()))
             blocks.add(above)
     tier = manager.tiers[0]
-    here = manager.stats().tiers[tier.kind]
+    tier_stats = manager.stats().tiers[tier.kind]
     each = manager.model.layers if tier.layer_slots else 1
-    if len(blocks) * each > here.slots:
+    if len(blocks) * each > tier_stats.slots:
         raise NoSpaceError(
-            f"chunks and prefix are {len(blocks)} blocks, {tier.kind} holds {here.slots // each}",
+            f"chunks and prefix are {len(blocks)} blocks, {tier.kind} holds "
+            f"{tier_stats.slots // each}",
             tier=tier.kind,
             wanted=len(blocks) * each,
-            free=here.free + here.evictable,
-            coming=here.coming,
-            leased=here.slots - here.free - here.evictable - here.coming,
+            free=tier_stats.free + tier_stats.evictable,
+            coming=tier_stats.coming,
+            leased=_leased(tier_stats),
         )
 
 
+def _leased(stats: TierStats) -> int:
+    """Return the number of slots neither free, evictable nor reserved for arrivals."""
+    return stats.slots - stats.free - stats.evictable - stats.coming
+
+
 def check_place(
-    manager: BlockManager, there: Sequence[MatchedBlock], blocks: int, kind: str
+    manager: BlockManager, cached: Sequence[MatchedBlock], blocks: int, kind: str
 ) -> None:
     """Refuse an unreachable tier, or a tier without room for `blocks` blocks.
 
     Args:
         manager: manager of the tiers.
-        there: the blocks already cached.
+        cached: the blocks already cached.
         blocks: total number of blocks.
         kind: kind of the tier.
 
@@ -73,18 +79,18 @@ def check_place(
         raise ConfigError(f"a chunk is inserted into {' or '.join(kinds)}, not {kind!r}")
     stats = manager.stats().tiers
     for at in range(1, kinds.index(kind) + 1):
-        tier, here = tiers[at], stats[tiers[at].kind]
+        tier, tier_stats = tiers[at], stats[tiers[at].kind]
         if tier.write == "never":
             raise ConfigError(f"nothing is ever written to {tier.kind}: it has write='never'")
-        have = sum(any(copy.tier == at for copy in one.copies) for one in there)
+        have = sum(any(copy.tier == at for copy in one.copies) for one in cached)
         wanted = (blocks - have) * (manager.model.layers if tier.layer_slots else 1)
-        if wanted > here.free + here.evictable:
+        if wanted > tier_stats.free + tier_stats.evictable:
             raise NoSpaceError(
-                f"{blocks} blocks of a chunk want {wanted} slots of {tier.kind}, where {here.free} "
-                f"are free and {here.evictable} could be",
+                f"{blocks} blocks of a chunk want {wanted} slots of {tier.kind}, where "
+                f"{tier_stats.free} are free and {tier_stats.evictable} could be",
                 tier=tier.kind,
                 wanted=wanted,
-                free=here.free + here.evictable,
-                coming=here.coming,
-                leased=here.slots - here.free - here.evictable - here.coming,
+                free=tier_stats.free + tier_stats.evictable,
+                coming=tier_stats.coming,
+                leased=_leased(tier_stats),
             )

@@ -23,7 +23,7 @@ from kvtrie.settings.argument import text
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["WAYS", "Candidates", "Select", "way"]
+__all__ = ["SELECTIONS", "Candidates", "Select", "selection"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def question(among: Candidates, count: int) -> torch.Tensor:
     return _largest(among.attention(), count)
 
 
-WAYS: dict[str, Select] = {
+SELECTIONS: dict[str, Select] = {
     "none": none,
     "all": every,
     "random": random,
@@ -104,10 +104,10 @@ WAYS: dict[str, Select] = {
     "values": values,
     "question": question,
 }
-"""Ways by name. Names joined by "+" share the count evenly, in order."""
+"""Selections by name. Names joined by "+" share the count evenly, in order."""
 
 
-def way(named: str | Select | DeviationProfile) -> Select:
+def selection(named: str | Select | DeviationProfile) -> Select:
     """Return the selection of a name, for example "first+question", or of a measured profile.
 
     A function is returned unchanged.
@@ -123,11 +123,12 @@ def way(named: str | Select | DeviationProfile) -> Select:
         return named
     text("select", named)
     parts = named.split("+")
-    if unknown := [part for part in parts if part not in WAYS]:
+    if unknown := [part for part in parts if part not in SELECTIONS]:
+        known = ", ".join(SELECTIONS)
         raise ConfigError(
-            f"no selection is called {', '.join(unknown)}: {', '.join(WAYS)}, several joined by +"
+            f"no selection is called {', '.join(unknown)}: {known}, several joined by +"
         )
-    chosen = [WAYS[part] for part in parts]
+    chosen = [SELECTIONS[part] for part in parts]
     if len(chosen) == 1:
         return chosen[0]
 

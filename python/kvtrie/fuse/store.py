@@ -180,7 +180,7 @@ class CacheStore:
         sequences = [self.sequence(chunk) for chunk in chunks]
         for chunk, sequence, match in zip(chunks, sequences, self._matches(chunks), strict=True):
             key = self.key(chunk)
-            self._names.saw(key, chunk)
+            self._names.remember(key, chunk)
             own = match.blocks[offset // size :]
             tiers = [block.copies[0].tier if block.copies else 0 for block in own]
             self._wanted += len(sequence) // size - offset // size
@@ -190,8 +190,8 @@ class CacheStore:
                 kind = self._manager.tiers[max(tiers)].kind
                 found.append(Found(chunk, key, kind, len(chunk)))
                 continue
-            there = max(0, match.tokens - offset)
-            missed.append(Miss(chunk, key, "partial" if there else "absent", there))
+            cached = max(0, match.tokens - offset)
+            missed.append(Miss(chunk, key, "partial" if cached else "absent", cached))
         self._chunks += len(chunks)
         self._missed += len(missed)
         return Lookup(found, missed)
@@ -280,7 +280,7 @@ class CacheStore:
                 blocks = len(sequence) // size - front
                 check_place(self._manager, match.blocks[front:], blocks, tier)
             committed = lease.commit(sequence[lease.matched :], now=now)
-            self._names.saw(self.key(tokens), tokens)
+            self._names.remember(self.key(tokens), tokens)
             if front and tier is not None:  # a lease keeps the prefix on its tier
                 prefix = self._manager.acquire(
                     sequence[: front * size], now=now, scope=self.scope_of(0), keep=0, load="none"
@@ -349,7 +349,7 @@ class CacheStore:
         for part in parts:
             if part.state == "given":
                 continue
-            self._names.saw(part.key, part.tokens)
+            self._names.remember(part.key, part.tokens)
             self._chunks += 1
             self._missed += part.state != "hit"
             self._wanted += len(part.sequence) // size - offset // size

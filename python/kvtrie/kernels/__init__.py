@@ -20,7 +20,7 @@ from kvtrie.kernels.attention import (
     attend_causal,
     attend_masked,
     attend_padded,
-    attend_unweighed,
+    attend_without_weights,
 )
 from kvtrie.kernels.attention_backward import attend_backward
 from kvtrie.kernels.cubin import ARCHS, compiled
@@ -46,7 +46,7 @@ __all__ = [
     "attend_masked",
     "attend_ordered",
     "attend_padded",
-    "attend_unweighed",
+    "attend_without_weights",
     "compiled",
     "copy_rows",
     "gather",

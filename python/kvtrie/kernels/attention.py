@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from kvtrie.kernels.terms import Terms
 
-__all__ = ["attend", "attend_causal", "attend_masked", "attend_padded", "attend_unweighed"]
+__all__ = ["attend", "attend_causal", "attend_masked", "attend_padded", "attend_without_weights"]
 
 _SLICE_BYTES = 1 << 20
 """Bytes of weights of a slice on the CPU, about the size of its caches."""
@@ -86,7 +86,7 @@ def attend(
         )
         flash.attend()
         if return_attn_weights:
-            flash.weigh()
+            flash.sum_weights()
         return flash.out, flash.weights if return_attn_weights else None
     grouped: torch.Tensor = query.unflatten(1, (groups, each)).float() * factor
     across, given = keys.float().mT, values.float()
@@ -167,7 +167,7 @@ def attend_masked(
     """Compute `attend` without weights, by torch's kernel with a mask. Padding gets zeros.
 
     Queries are split into slices with masks below the limit. On CPUs this was faster than
-    `attend_padded`, see `attend_unweighed`.
+    `attend_padded`, see `attend_without_weights`.
     """
     _check(query, keys, values, token_pos)
     each = query.shape[1] // keys.shape[1]
@@ -209,7 +209,7 @@ def attend_padded(
     return out[:, :, rows - new :]
 
 
-def attend_unweighed(
+def attend_without_weights(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,

@@ -43,7 +43,7 @@ class Call:
         slots: int64 `(n,)`.
         skipped: uint8 `(n,)`, set to 1 for skipped tokens and to 0 for all remaining tokens.
         rows: per plane `(layers, n, heads, dim)`, with equal strides. Empty for `rerotate`.
-        turns: int64 `(n,)`, positions or deltas, empty without rotation.
+        rotations: int64 `(n,)`, positions or deltas, empty without rotation.
         rope: tables of the rotation, None without rotation.
         keys: whether the first plane is rotated. A second plane never is.
         deviation: fp32 `(planes, n)`, written. None to skip it.
@@ -55,7 +55,7 @@ class Call:
     slots: torch.Tensor
     skipped: torch.Tensor
     rows: tuple[torch.Tensor, ...]
-    turns: torch.Tensor
+    rotations: torch.Tensor
     rope: Rope | None = None
     keys: bool = True
     deviation: torch.Tensor | None = None

@@ -96,7 +96,7 @@ class Flash:
         """Fill `out` and `lse`."""
         self._start("attend", self.launch("attend"))
 
-    def weigh(self) -> None:
+    def sum_weights(self) -> None:
         """Fill `weights`, after `attend`."""
         self._start("attend_weights", self.launch("attend_weights"))
 

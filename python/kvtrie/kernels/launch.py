@@ -137,7 +137,7 @@ def _between(call: Call) -> tuple[torch.Tensor | int, ...]:
     if rope is None:
         return (*rows, 0, 0, 0, 0, 0, 0, 0, *((0,) if fused else ()))
     tables = (rope.cos, rope.sin, rope.length, rope.first, rope.width, int(rope.neighbours))
-    return (*rows, call.turns, *tables, *((int(call.keys),) if fused else ()))
+    return (*rows, call.rotations, *tables, *((int(call.keys),) if fused else ()))
 
 
 def _after(call: Call) -> tuple[torch.Tensor | int, ...]:

@@ -85,9 +85,13 @@ def attend_ordered(
             seen = seen & real | (key_at == query_at)
         part, rest = keys[:, :, start:stop], values[:, :, start:stop]
         if terms is None:
-            here = query[:, :, lo:hi]
+            queries = query[:, :, lo:hi]
             out = functional.scaled_dot_product_attention(
-                here, _spread(part, here), _spread(rest, here), attn_mask=seen[:, None], scale=scale
+                queries,
+                _spread(part, queries),
+                _spread(rest, queries),
+                attn_mask=seen[:, None],
+                scale=scale,
             )
         else:
             products = torch.matmul(query[:, :, :, lo:hi], part[:, :, None].float().mT)

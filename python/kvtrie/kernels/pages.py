@@ -62,12 +62,12 @@ class Pages:
         covers: coverage of a scale, as in `Layout.scales`. Scales of "tensor" and "head" are given
             and fixed. Scales of "token" (all heads of a token) and "group" (a head of a token) are
             computed with each write of the token.
-        turned: whether keys carry their position's rotation.
+        rotated: whether keys carry their position's rotation.
     """
 
     planes: tuple[Plane, ...]
     covers: Covers = "none"
-    turned: bool = True
+    rotated: bool = True
 
     @classmethod
     def of(
@@ -120,7 +120,7 @@ class Pages:
             raise ConfigError(f"the layout takes {len(sizes)} tensors, {len(memory)} given")
         joined = layout.kv == "joined" and not layout.latent
         cells: list[torch.Tensor] = []
-        behind: list[torch.Tensor] = []
+        found_scales: list[torch.Tensor] = []
         found = covers in FRESH and not scales
         for plane in range(1 if layout.latent else 2):
             at = 0 if joined else plane
@@ -138,8 +138,8 @@ class Pages:
             strides = _strides(layout, whole, sizes[at])
             cells.append(_cells(memory[at], layout, shape, start, strides))
             if found:
-                behind.append(_behind(memory[at], layout, shape, start, strides))
-        given = [_spread(each, cells[at], covers) for at, each in enumerate(scales)] or behind
+                found_scales.append(_scales_after_cells(memory[at], layout, shape, start, strides))
+        given = [_spread(each, cells[at], covers) for at, each in enumerate(scales)] or found_scales
         if len(given) != (0 if covers == "none" else len(cells)):
             raise ConfigError(
                 f"scales by {covers!r}: {len(given)} tensors given for {len(cells)} planes"
@@ -179,7 +179,7 @@ def _cells(
     return _viewed(memory, getattr(torch, layout.dtype), begin, shape, strides)
 
 
-def _behind(
+def _scales_after_cells(
     memory: torch.Tensor,
     layout: Layout,
     shape: dict[Axis, int],

@@ -37,11 +37,11 @@ def run(call: Call) -> None:
         turns_in_place = call.kernel == "rerotate"
         fresh = _read(plane, slots, torch.float32) if turns_in_place else call.rows[at][:, inside]
         if call.rope is not None and call.keys and at == 0:
-            fresh = _rotate(fresh.float(), call.rope, call.turns[inside])
+            fresh = _rotate(fresh.float(), call.rope, call.rotations[inside])
         if call.deviation is not None:
-            stood = _read(plane, slots, torch.float32)
+            stored = _read(plane, slots, torch.float32)
             call.deviation[at].zero_()
-            call.deviation[at, inside] = (fresh.float() - stood).square().sum(dim=(0, 2, 3))
+            call.deviation[at, inside] = (fresh.float() - stored).square().sum(dim=(0, 2, 3))
         part = slice(None)
         if turns_in_place and call.rope is not None and call.covers not in FRESH:
             part = call.rope.part
@@ -52,15 +52,15 @@ def _inside(call: Call) -> torch.Tensor:
     inside = (call.slots >= 0) & (call.slots < call.planes[0].capacity)
     if call.rope is not None:
         least = -call.rope.length if call.kernel == "rerotate" else -1
-        inside &= (call.turns > least) & (call.turns < call.rope.length)
+        inside &= (call.rotations > least) & (call.rotations < call.rope.length)
     return inside
 
 
 def _rotate(keys: torch.Tensor, rope: Rope, by: torch.Tensor) -> torch.Tensor:
     cos = rope.cos[by.abs()][:, None, :]
     sin = rope.sin[by.abs()][:, None, :] * by.sign()[:, None, None]
-    turned = keys.clone()
-    part = turned[..., rope.part]
+    rotated_keys = keys.clone()
+    part = rotated_keys[..., rope.part]
     half = rope.width // 2
     x, y = (
         (part[..., 0::2], part[..., 1::2])
@@ -70,7 +70,7 @@ def _rotate(keys: torch.Tensor, rope: Rope, by: torch.Tensor) -> torch.Tensor:
     new_x, new_y = x * cos - y * sin, y * cos + x * sin
     x.copy_(new_x)
     y.copy_(new_y)
-    return turned
+    return rotated_keys
 
 
 def _read(plane: Plane, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -102,7 +102,7 @@ def rerotate(pages: Pages, slots: torch.Tensor, deltas: torch.Tensor, rope: Rope
         ConfigError: keys stored without rotation, or arguments not supported by the kernels.
             Nothing is written then.
     """
-    if not pages.turned:
+    if not pages.rotated:
         raise ConfigError("keys of this layout are stored unrotated: there is nothing to turn")
     plane = pages.planes[0]
     tokens, device = _tokens(slots), plane.cells.device
@@ -111,9 +111,9 @@ def rerotate(pages: Pages, slots: torch.Tensor, deltas: torch.Tensor, rope: Rope
     checks.check_rope(rope, plane, step)
     where = checks.check_indices("slots", slots, tokens, (0, plane.capacity), device, distinct=True)
     bounds = (1 - rope.length, rope.length)
-    turns = checks.check_indices("deltas", deltas, tokens, bounds, device)
+    rotations = checks.check_indices("deltas", deltas, tokens, bounds, device)
     skipped = torch.empty(tokens, dtype=torch.uint8, device=device)
-    _run([Call("rerotate", keys, pages.covers, where, skipped, (), turns, rope)])
+    _run([Call("rerotate", keys, pages.covers, where, skipped, (), rotations, rope)])
     return skipped
 
 
@@ -146,7 +146,7 @@ def recompute(
         ConfigError: rotation for a layout with unrotated keys, or arguments not supported by the
             kernels. Nothing is written then.
     """
-    if rope is not None and not pages.turned:
+    if rope is not None and not pages.rotated:
         raise ConfigError("keys of this layout are stored unrotated: leave rope out")
     if (rope is None) != (positions is None):
         raise ConfigError("positions and rope come together or not at all")
@@ -156,8 +156,8 @@ def recompute(
     tokens, device = keys.shape[0], keys.device
     if rope is not None and positions is not None:
         checks.check_rope(rope, pages.planes[0], checks.vector(keys.dtype))
-        turns = checks.check_indices("positions", positions, tokens, (0, rope.length), device)
-        calls = [replace(call, turns=turns, rope=rope) for call in calls]
+        rotations = checks.check_indices("positions", positions, tokens, (0, rope.length), device)
+        calls = [replace(call, rotations=rotations, rope=rope) for call in calls]
     measured = torch.zeros((len(pages.planes), tokens), device=device) if deviation else None
     if measured is not None:
         parts = measured.chunk(len(calls))
@@ -201,7 +201,7 @@ def _calls(
     if pages.layers is None:
         given = [rows[None] for rows in given]
     together = [slice(0, 1), slice(1, 2)][: len(planes)]
-    if len(planes) == 1 or _lie_alike(planes, given):
+    if len(planes) == 1 or _same_layout(planes, given):
         together = [slice(0, len(planes))]
     return [
         Call(
@@ -235,7 +235,7 @@ def _layered(plane: Plane) -> Plane:
     return Plane(plane.cells[None], None if plane.scales is None else plane.scales[None])
 
 
-def _lie_alike(planes: Sequence[Plane], rows: Sequence[torch.Tensor]) -> bool:
+def _same_layout(planes: Sequence[Plane], rows: Sequence[torch.Tensor]) -> bool:
     """Return whether a single launch works for two planes: only their addresses differ."""
     cells = [plane.cells for plane in planes]
     scales = [plane.scales for plane in planes if plane.scales is not None]

@@ -73,10 +73,10 @@ class Cost:
             raise ConfigError(
                 f"a cost table starts with a context >= 0 and a cost > 0: {table[:1]}"
             )
-        for (low, cheap), (high, dear) in pairwise(table):
-            if not (low < high and cheap <= dear < math.inf):
+        for (low, cheap), (high, expensive) in pairwise(table):
+            if not (low < high and cheap <= expensive < math.inf):
                 raise ConfigError(
-                    f"a cost table ascends: ({low}, {cheap}) comes before ({high}, {dear})"
+                    f"a cost table ascends: ({low}, {cheap}) comes before ({high}, {expensive})"
                 )
 
     @classmethod

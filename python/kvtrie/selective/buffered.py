@@ -64,8 +64,8 @@ class KVCacheWithBuffers(DefaultKVCache):
     def _rows_seen(self) -> tuple[torch.Tensor, torch.Tensor]:
         return self.buffers.seen(self.filled)
 
-    def _settle(self) -> None:
-        self.buffers.settle()
+    def _end_step(self) -> None:
+        self.buffers.end_step()
 
     def _fill(
         self, rows: torch.Tensor, positions: torch.Tensor, key: torch.Tensor, value: torch.Tensor

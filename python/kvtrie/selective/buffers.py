@@ -1,7 +1,7 @@
 """KVCacheBuffers: storage of the rows of a selective cache, exact or quantised.
 
-A step writes rows, moves rows, reads all rows and settles. Written rows are exact until the step
-settles, and later decoded from their codes. Layers with codes share a working copy for attention. A
+A step writes rows, moves rows, reads all rows and ends. Written rows are exact until the step
+ends, and later decoded from their codes. Layers with codes share a working copy for attention. A
 layer decodes its rows into the copy unless it was the last user.
 Invariant: writes and moves change no further rows. A moved row keeps its codes, so results do not
 depend on the holder of the working copy. Cost: a scatter per step. Codes add a pass over all rows
@@ -74,7 +74,7 @@ class KVCacheBuffers(ABC):
 
     @abstractmethod
     def write(self, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Overwrite rows. Until `settle`, reads return the exact numbers."""
+        """Overwrite rows. Until `end_step`, reads return the exact numbers."""
 
     @abstractmethod
     def move(self, rows: torch.Tensor, of: torch.Tensor) -> None:
@@ -85,12 +85,12 @@ class KVCacheBuffers(ABC):
         """Return K and V of the first rows, valid until the next call."""
 
     @abstractmethod
-    def settle(self) -> None:
+    def end_step(self) -> None:
         """End a step: from now on its rows are read as stored."""
 
     @abstractmethod
     def rounded(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the numbers `(..., dim)` as read after a write and `settle`."""
+        """Return the numbers `(..., dim)` as read after a write and `end_step`."""
 
     @abstractmethod
     def allocate(self) -> None:
@@ -124,7 +124,7 @@ class DefaultBuffers(KVCacheBuffers):
     @property
     def planes(self) -> tuple[torch.Tensor, ...]:
         """K and V, `(batch, heads, rows, dim)` each."""
-        return _there(self._planes)
+        return _allocated(self._planes)
 
     @planes.setter
     def planes(self, planes: Sequence[torch.Tensor]) -> None:
@@ -153,7 +153,7 @@ class DefaultBuffers(KVCacheBuffers):
         keys, values = self.planes
         return keys[:, :, :rows], values[:, :, :rows]
 
-    def settle(self) -> None:
+    def end_step(self) -> None:
         """Do nothing: rows are stored exactly."""
 
     def rounded(self, x: torch.Tensor) -> torch.Tensor:
@@ -208,7 +208,7 @@ class CodedBuffers(KVCacheBuffers):
     @property
     def planes(self) -> tuple[torch.Tensor, ...]:
         """Codes, scales and further data of K, then of V."""
-        return _there(self._planes)
+        return _allocated(self._planes)
 
     @planes.setter
     def planes(self, planes: Sequence[torch.Tensor]) -> None:
@@ -226,7 +226,7 @@ class CodedBuffers(KVCacheBuffers):
         self._forget()
 
     def write(self, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Overwrite codes of rows, and their exact numbers until `settle`."""
+        """Overwrite codes of rows, and their exact numbers until `end_step`."""
         half = len(self.planes) // 2
         for new, planes in ((keys, self.planes[:half]), (values, self.planes[half:])):
             for plane, codes in zip(planes, self._encode(new), strict=True):
@@ -261,7 +261,7 @@ class CodedBuffers(KVCacheBuffers):
         self._pending = None
         return keys[:, :, :rows], values[:, :, :rows]
 
-    def settle(self) -> None:
+    def end_step(self) -> None:
         """Replace the new rows of the working copy by their decoded codes."""
         if self._fresh is not None and self._working.holder is self:
             half = len(self.planes) // 2
@@ -309,7 +309,7 @@ def _fits(plane: torch.Tensor, place: Place) -> bool:
     )
 
 
-def _there(planes: tuple[torch.Tensor, ...] | None) -> tuple[torch.Tensor, ...]:
+def _allocated(planes: tuple[torch.Tensor, ...] | None) -> tuple[torch.Tensor, ...]:
     if planes is None:
         raise ClosedError("the buffers gave their memory back: call allocate() first")
     return planes

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from kvtrie.errors import ConfigError
-from kvtrie.kernels import attend, attend_causal, attend_ordered, attend_unweighed
+from kvtrie.kernels import attend, attend_causal, attend_ordered, attend_without_weights
 from kvtrie.kernels.attention import fits
 from kvtrie.selective.arguments import CacheArguments
 
@@ -181,7 +181,7 @@ class DefaultKVCache(KVCache):
         """Return K and V of the filled rows during a step."""
 
     @abstractmethod
-    def _settle(self) -> None:
+    def _end_step(self) -> None:
         """End a step."""
 
     def _update(self, query: torch.Tensor, weights: torch.Tensor | None, *, prefill: bool) -> None:
@@ -213,14 +213,14 @@ class DefaultKVCache(KVCache):
             out, weights = self._attend(query)
         self.input_pos += new
         self._update(query, weights, prefill=prefill)
-        self._settle()
+        self._end_step()
         return out
 
     def _attend(self, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the output, and the weights per KV head if the policy uses them."""
         keys, values = self._rows_seen()
         if not self.update_requires_attn_weights:
-            out = attend_unweighed(
+            out = attend_without_weights(
                 query,
                 keys,
                 values,

@@ -60,8 +60,8 @@ class _Mix(AttnWeightsKVCache):
             seen = part.rows(beyond)
             if kind.window and seen.queries is not None:
                 # The part alone would have kept these queries, more directly after the first step.
-                behind = self._prefill if self.input_pos == self.prefill_length else 0
-                last = seen.queries[:, :, -max(kind.window, behind) :]
+                recent = self._prefill if self.input_pos == self.prefill_length else 0
+                last = seen.queries[:, :, -max(kind.window, recent) :]
                 seen = replace(seen, queries=last)
             order = part._order(part._compute_scores(seen), seen.token_pos)
             ranks.append(order.argsort(dim=-1).argsort(dim=-1))

@@ -391,13 +391,13 @@ class Parked:
         lengths = tuple(numbers["cache_length"] for _, numbers in self._blocks.layers)
         settings = replace(self._settings, cache_length=lengths)
         made = SelectiveCache(model, settings, self._batch, yarn_rope=self._yarn_rope)
-        there = False
+        loaded = False
         try:
-            there = self._blocks.load(made.caches)
+            loaded = self._blocks.load(made.caches)
         finally:
-            if not there:
+            if not loaded:
                 made.close()
-        if not there:
+        if not loaded:
             return None
         made.settings = self._settings
         made.goes_on_from(self._rope, self._read)

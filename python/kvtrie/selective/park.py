@@ -88,18 +88,18 @@ class Blocks:
         for lease in self._leases[len(self._taken) :]:
             wanted = lease.tokens
             lease.resume(now=executor.clock(), load="all")  # without room it stays suspended
-            there = False
+            loaded = False
             try:
                 executor.wait(lease)
-                there = lease.matched == wanted and not len(lease.plan.recompute())
-                if there:
+                loaded = lease.matched == wanted and not len(lease.plan.recompute())
+                if loaded:
                     self._taken.append(_bytes_of(executor, lease).cpu())
                     lease.commit([], now=executor.clock())
                     lease.suspend(to=executor.manager.tiers[1].kind, now=executor.clock())
             finally:
-                if not there:
+                if not loaded:
                     self.drop()
-            if not there:
+            if not loaded:
                 return False
             if len(self._leases) > 1:  # make room for the next piece
                 executor.drain()

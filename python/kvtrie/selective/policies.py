@@ -108,8 +108,8 @@ class LastRecentlyInsertedKVCache(KVCacheWithBuffers):
         places = places.expand(self.batch, count)
         if self._fixed:
             first = places.new_zeros(self.batch) if self.first is None else self.first
-            behind = places >= first.clamp(max=ring)[:, None]
-            places = places + self._fixed * behind
+            past_fixed = places >= first.clamp(max=ring)[:, None]
+            places = places + self._fixed * past_fixed
         return places[:, None].expand(-1, self.kv_heads, -1)
 
     def shrink(self, cache_length: int) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from kvtrie.engines.identity.model_state import Remembered
+from kvtrie.engines.identity.model_state import ModelCache
 from kvtrie.errors import ConfigError
 from kvtrie.selective.attention import between_passes
 
@@ -33,7 +33,7 @@ _FIRST, _ALL = 8, 12  # tokens of the first pass, and of both
 _APART = 0.02
 """Largest rounding difference, as a share of the largest number."""
 
-_tried: Remembered[bool] = Remembered()
+_tried: ModelCache[bool] = ModelCache()
 # Errors of a layer when attention is not the expected function.
 _UNFIT = (AttributeError, IndexError, KeyError, TypeError, ValueError, NotImplementedError)
 

@@ -55,6 +55,7 @@ OVERLAYS = ("aufs", "overlay", "fuse.fuse-overlayfs")
 
 _SETUP = 425  # the number of the call io_uring_setup, on every architecture
 _PARAMETERS = 120  # bytes of its struct io_uring_params
+_MOUNT_POINT = 4  # the place of the mount point in a row of mountinfo
 _OCTAL = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}
 
 
@@ -64,18 +65,20 @@ def file_system(folder: str | Path, root: Path = Path("/")) -> str:
     A missing folder has the type of its nearest existing parent. "" if it is unknown.
     """
     try:
-        there = Path(os.path.realpath(folder))
+        real = Path(os.path.realpath(folder))
         rows = (root / "proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
         return ""
     best, kind = -1, ""
     for row in rows:
         fields, _, rest = row.partition(" - ")
-        mount = fields.split(" ")[4]
+        if fields.count(" ") < _MOUNT_POINT:
+            continue
+        mount = fields.split(" ")[_MOUNT_POINT]
         for code, char in _OCTAL.items():
             mount = mount.replace(code, char)
         # A later mount on one point hides the earlier one.
-        if len(mount) >= best and there.is_relative_to(mount):
+        if len(mount) >= best and real.is_relative_to(mount):
             best, kind = len(mount), rest.split(" ")[0]
     return kind
 

@@ -124,20 +124,20 @@ def _read(name: str, given: str, of: Callable[[], int] | None) -> int:
     return math.floor(number * _NAMES[unit.lower()])
 
 
-def check_exists(name: str, wanted: int, there: int, where: str) -> None:
+def check_exists(name: str, wanted: int, available: int, where: str) -> None:
     """Refuse more bytes than the machine has.
 
     Args:
         name: the setting, for messages.
         wanted: its bytes.
-        there: all bytes, used or free. 0 if unknown.
+        available: all bytes, used or free. 0 if unknown.
         where: the memory or disk.
 
     Raises:
         ConfigError: the machine has fewer.
     """
-    if 0 < there < wanted:
-        raise ConfigError(f"{name} takes {wanted} bytes, {where} has {there}")
+    if 0 < available < wanted:
+        raise ConfigError(f"{name} takes {wanted} bytes, {where} has {available}")
 
 
 def free_memory(root: Path = Path("/")) -> int:
@@ -159,10 +159,10 @@ def all_memory(root: Path = Path("/")) -> int:
     0 if the system does not report it.
     """
     try:
-        there = _memory(root, "MemTotal")
+        total = _memory(root, "MemTotal")
     except ConfigError:
         return 0
-    return min((there, *(limit for limit, _ in _limits(root))))
+    return min((total, *(limit for limit, _ in _limits(root))))
 
 
 def free_disk(folder: str | Path) -> int:
@@ -188,10 +188,10 @@ def all_disk(folder: str | Path) -> int:
 def _file_system(folder: str | Path) -> os.statvfs_result:
     """Return the file system of a folder, or of its nearest existing parent."""
     try:
-        there = Path(folder).absolute()
-        while not there.exists() and there != there.parent:
-            there = there.parent
-        return os.statvfs(there)
+        existing = Path(folder).absolute()
+        while not existing.exists() and existing != existing.parent:
+            existing = existing.parent
+        return os.statvfs(existing)
     except OSError as error:
         raise ConfigError(f"the folder {folder} cannot be looked at: {error.strerror}") from error
 
@@ -234,9 +234,9 @@ def _limits(root: Path) -> Iterator[tuple[int, int]]:
             top = groups / "memory"
         else:
             continue
-        here = top / path.lstrip("/")
+        group_path = top / path.lstrip("/")
         # A container may see its own group as the root, whatever the path is.
-        for group in {here, *here.parents, top}:
+        for group in {group_path, *group_path.parents, top}:
             if group == top or top in group.parents:
                 yield from _limit(group, *files)
 

@@ -14,7 +14,7 @@ from kvtrie.settings.argument import put, real, whole, word
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Arrivals", "thoughts"]
+__all__ = ["Arrivals", "think_times"]
 
 _NS = 1_000_000_000
 
@@ -73,7 +73,7 @@ class Arrivals:
             yield round(at * _NS)
 
 
-def thoughts(mean_s: float, seed: int) -> Iterator[int]:
+def think_times(mean_s: float, seed: int) -> Iterator[int]:
     """Yield exponential think times in ns without end, or 0 for a mean of 0.
 
     Args:

@@ -212,10 +212,10 @@ def _least_squares(
             scale = np.diag(np.maximum(np.diag(normal), 1e-12))
             move = np.linalg.lstsq(normal + damping * scale, -pull, rcond=None)[0]
             place = at + np.clip(move, -1.0, 1.0)
-            (there,) = residuals([place])
-            found = float((there[fitted] ** 2).sum())
+            (found_residuals,) = residuals([place])
+            found = float((found_residuals[fitted] ** 2).sum())
             if found < loss:
-                at, errors, loss, damping = place, there, found, damping / 10
+                at, errors, loss, damping = place, found_residuals, found, damping / 10
                 break
             damping *= 4
         if before - loss <= _SETTLED * before:

@@ -189,7 +189,7 @@ def _lanes(config: SimulationConfig, simulation: Simulation) -> dict[str, dict[s
     """
     machines: int = config.manager.get("machines", 1)
     number: Counter[str] = Counter()
-    for one in config.alike:
+    for one in config.machine_groups:
         for lane in (lane for tier in one.tiers for lane in tier.lanes()):
             number[lane.name] += one.count
     shares = {
@@ -198,7 +198,7 @@ def _lanes(config: SimulationConfig, simulation: Simulation) -> dict[str, dict[s
         else tier.room_bytes(config.model, config.block_tokens)
         / config.room(tier)
         / (config.model.layers * config.model.layer_bytes(config.block_tokens))
-        for one in config.alike
+        for one in config.machine_groups
         for tier in one.tiers
         for lane in tier.lanes()
     }

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kvtrie.settings.resume import ResumePoints
     from kvtrie.settings.scope import Structure
     from kvtrie.settings.tier import Tier
-    from kvtrie.sim.readers.rows import More, Record, RowWithMore
+    from kvtrie.sim.readers.rows import OptionalFields, Record, RowWithMore
     from kvtrie.sim.trace import TraceRequest
 
 __all__ = [
@@ -233,7 +233,7 @@ def replay(
             session = request.session if ends else None
             answer = request.blocks[:0] if request.answer is None else request.answer
             tokens = request.input_tokens
-            more: More = {"last": at in last, "answer": answer}
+            more: OptionalFields = {"last": at in last, "answer": answer}
             scope = tenants.scope(request.session or f"{at}", 0)
             if scope is not None:
                 more["scope"] = scope

@@ -37,7 +37,7 @@ def trace_requests(
     most: int = MOST_BLOCKS,
     *,
     waits: bool = True,
-    anew: bool = False,
+    renumber: bool = False,
 ) -> Iterator[AnyRow]:
     """Yield the requests of a trace in its order. Waiting requests have additional fields.
 
@@ -48,7 +48,7 @@ def trace_requests(
         skipped: counts and skips invalid lines. None stops at the first invalid line.
         most: maximum blocks of a prompt, because a short line can claim billions.
         waits: read the waits between requests. Otherwise a warning names the fields.
-        anew: number the hashes of a trace from 0 on.
+        renumber: number the hashes of a trace from 0 on.
 
     Raises:
         ConfigError: an invalid line, or a file without a valid line.
@@ -62,7 +62,7 @@ def trace_requests(
         time_unit=source.time_unit,
         waits=waits,
         parts=parts,
-        anew=anew,
+        renumber=renumber,
     )
     rows = _requests(source, block_tokens, skipped, most, reading)
     if source.output:
@@ -79,7 +79,7 @@ def block_requests(
     most: int = MOST_BLOCKS,
     *,
     waits: bool = False,
-    anew: bool = False,
+    renumber: bool = False,
 ) -> Iterator[TraceRequest]:
     """Yield the requests of a trace as block ids, equal for prompts equal up to there.
 
@@ -91,7 +91,7 @@ def block_requests(
         skipped: counts and skips invalid lines. None stops at the first invalid line.
         most: maximum blocks of a prompt, because a short line can claim billions.
         waits: as for `trace_requests`.
-        anew: as for `trace_requests`.
+        renumber: as for `trace_requests`.
 
     Raises:
         ConfigError: an invalid line, a file without a valid line, or requests whose order depends
@@ -101,7 +101,7 @@ def block_requests(
         raise ConfigError(
             'trace.arrivals.kind is "closed": the order of requests depends on the run'
         )
-    rows = trace_requests(source, block_tokens, skipped, most, waits=waits, anew=anew)
+    rows = trace_requests(source, block_tokens, skipped, most, waits=waits, renumber=renumber)
     if source.hashed:
         yield from map(request_of, rows)
         return
@@ -135,13 +135,13 @@ def _requests(
         rows = (
             (one.at, one.blocks, one.input_tokens, one.output_tokens, one.session) for one in made
         )
-        return _parted(rows, source, reading.parts) if reading.parts > 1 else rows
+        return _split(rows, source, reading.parts) if reading.parts > 1 else rows
     if generator is not None:
         return generator.made(block_tokens, source.seed)
     match source.format:
         case "mooncake":
             rows = hash_rows(path, skipped, reading)
-            return _parted(rows, source, reading.parts) if reading.parts > 1 else rows
+            return _split(rows, source, reading.parts) if reading.parts > 1 else rows
         case "azure" | "burstgpt":
             read = azure_requests if source.format == "azure" else burstgpt_requests
             return read(path, block_tokens, skipped, most)
@@ -158,7 +158,7 @@ def _requests(
             return token_requests(path, skipped)
 
 
-def _parted(requests: Iterable[AnyRow], source: TraceSource, parts: int) -> Iterator[AnyRow]:
+def _split(requests: Iterable[AnyRow], source: TraceSource, parts: int) -> Iterator[AnyRow]:
     """Split each hash of the requests into its blocks."""
     inside = np.arange(parts, dtype=np.uint64)
     for row in requests:

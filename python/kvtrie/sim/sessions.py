@@ -19,7 +19,7 @@ from kvtrie.settings.scope import Scope
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from kvtrie.sim.readers.rows import AnyRow, More, RowWithMore
+    from kvtrie.sim.readers.rows import AnyRow, OptionalFields, RowWithMore
 
 __all__ = ["Reports", "Tenants", "last_ones", "with_sessions"]
 
@@ -64,7 +64,7 @@ class Reports:
         )
 
     def of(self, rng: random.Random) -> list[tuple[int, int]]:
-        """Draw the reports of a tool, in the format of `More`."""
+        """Draw the reports of a tool, in the format of `OptionalFields`."""
         return [
             (1000 * at // self.number, min(round(1000 * math.exp(rng.gauss(0, self.error))), 10**9))
             for at in range(self.number)
@@ -147,8 +147,8 @@ def with_sessions(
     last = set(newest.values()) if ends else set[int]()
     rng = random.Random(seed)  # noqa: S311 - a workload needs no secrecy
     for at, request in enumerate(requests):
-        given = cast("More", request[5] if len(request) > 5 else {})  # noqa: PLR2004 - has more
-        more = cast("More", {**given, "last": at in last})
+        given = request[5] if len(request) > 5 else {}  # noqa: PLR2004 - has optional fields
+        more = cast("OptionalFields", {**cast("OptionalFields", given), "last": at in last})
         if reports.number and "after" in more:
             raise ConfigError(
                 f"trace.reports.number is {reports.number}, but request {at + 1} waits for others "

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvtrie.sim.readers.lines import Skipped
-    from kvtrie.sim.readers.rows import AnyRow, More
+    from kvtrie.sim.readers.rows import AnyRow, OptionalFields
 
 __all__ = ["TraceRequest", "iter_trace", "read_trace", "request_of", "write_trace"]
 
@@ -52,7 +52,7 @@ class TraceRequest:
     blocks: NDArray[np.uint32]
     session: str | None = None
     answer: NDArray[np.uint32] | None = None
-    waits: More | None = None
+    waits: OptionalFields | None = None
 
 
 def read_trace(
@@ -132,7 +132,7 @@ def _ids(blocks: NDArray[np.uint32]) -> dict[str, list[Any]]:
     return {"ranges": np.stack([firsts, ends], axis=1).tolist()}
 
 
-def _waits(waits: More, place: int) -> dict[str, Any]:
+def _waits(waits: OptionalFields, place: int) -> dict[str, Any]:
     """Return the wait fields of a request. Names are positions in the trace."""
     row: dict[str, Any] = {"request_id": str(place)} if waits.get("named") else {}
     if "after" in waits:

@@ -141,8 +141,8 @@ def sole_pool(tier: TierBytes | None, use: str) -> Pool:
     """
     pool, *others = parts_of(tier)
     if not isinstance(pool, Pool) or others:
-        apart = f": its {len(others) + 1} groups of layers are kept apart" if others else ""
-        raise ConfigError(f"the first tier has no memory {use}{apart}")
+        separate = f": its {len(others) + 1} groups of layers are kept apart" if others else ""
+        raise ConfigError(f"the first tier has no memory {use}{separate}")
     return pool
 
 
@@ -235,8 +235,15 @@ def open_pools(
     """
     if not 0 <= rank < ranks:
         raise ConfigError(f"rank is {rank}, 0 to {ranks - 1} wanted, for {ranks} ranks")
-    apart = has_groups(model, resume)
-    above = check_tiers(model, tiers, block_tokens, ranks=ranks, staging=staging, apart=apart)
+    separate_groups = has_groups(model, resume)
+    above = check_tiers(
+        model,
+        tiers,
+        block_tokens,
+        ranks=ranks,
+        staging=staging,
+        separate_groups=separate_groups,
+    )
 
     def open_tier(at: int, tier: Tier) -> TierBytes | None:
         return _open_tier(
@@ -247,7 +254,7 @@ def open_pools(
             staging=staging,
             rank=rank,
             ranks=ranks,
-            apart=apart,
+            separate_groups=separate_groups,
         )
 
     return open_each(tiers, open_tier)
@@ -262,20 +269,34 @@ def _open_tier(
     staging: int,
     rank: int,
     ranks: int,
-    apart: bool,
+    separate_groups: bool,
 ) -> TierBytes | None:
     if tier.owner != "kvtrie" or (tier.kind in ("disk", "remote") and tier.path is None):
         return None
     if tier.kind == "disk":
         return DiskStorage.of_tier(
-            model, tier, block_tokens, above=above, rank=rank, ranks=ranks, apart=apart
+            model,
+            tier,
+            block_tokens,
+            above=above,
+            rank=rank,
+            ranks=ranks,
+            separate_groups=separate_groups,
         )
     if tier.kind == "remote":
-        return RemoteStorage.of_tier(model, tier, block_tokens, rank=rank, ranks=ranks, apart=apart)
+        return RemoteStorage.of_tier(
+            model, tier, block_tokens, rank=rank, ranks=ranks, separate_groups=separate_groups
+        )
     if tier.kind == "gpu":
-        return gpu_pool(model, tier, block_tokens, apart=apart)
+        return gpu_pool(model, tier, block_tokens, separate_groups=separate_groups)
     if tier.kind == "host":
         return host_pool(
-            model, tier, block_tokens, spare=staging, rank=rank, ranks=ranks, apart=apart
+            model,
+            tier,
+            block_tokens,
+            spare=staging,
+            rank=rank,
+            ranks=ranks,
+            separate_groups=separate_groups,
         )
     raise ConfigError(f"tier kind {tier.kind!r} has no pool: gpu, host, disk or remote")

@@ -37,7 +37,7 @@ def check_tiers(
     *,
     ranks: int,
     staging: int,
-    apart: bool,
+    separate_groups: bool,
 ) -> dict[int, BlockFormat]:
     """Raise if tiers cannot be opened together. The arguments are as in `open_pools`.
 
@@ -52,7 +52,7 @@ def check_tiers(
             "keep is for a host tier below the first one, whose blocks moves bring: the first tier "
             "is written by the engine"
         )
-    if not apart:
+    if not separate_groups:
         above = _check_formats(model, tiers, block_tokens)
         _check_together(tiers, lambda tier: tier.room_bytes(model, block_tokens))
         return above
@@ -149,7 +149,7 @@ def _check_together(tiers: Sequence[Tier], room: Callable[[Tier], int]) -> None:
         tier.kind: room(tier) for tier in tiers if tier.owner == "kvtrie" and tier.kind in kinds
     }
     if len(rooms) > 1:
-        there = all_of_device(torch.device("cpu"))
+        all_memory = all_of_device(torch.device("cpu"))
         check_exists(
-            f"tiers {' and '.join(rooms)} together", sum(rooms.values()), there, "the memory"
+            f"tiers {' and '.join(rooms)} together", sum(rooms.values()), all_memory, "the memory"
         )

@@ -196,20 +196,21 @@ def convert(
     ]
     for first in range(0, len(units), most):
         piece = slice(first, first + most)
-        here, there = source_units[piece], units[piece]
-        part = [each[: len(there) * fmt.block_tokens] for each in rows]
-        _read(source, here, part, device)
-        _write(target, there, part, device)
+        source_piece, target_piece = source_units[piece], units[piece]
+        part = [each[: len(target_piece) * fmt.block_tokens] for each in rows]
+        _read(source, source_piece, part, device)
+        _write(target, target_piece, part, device)
 
 
 def _read(
     source: Units, units: NDArray[np.int64], rows: Sequence[torch.Tensor], device: torch.device
 ) -> None:
     if source.device != device:
-        staged, near = Dense.zeros(source.block_format, len(units), device), np.arange(len(units))
+        staged_units = np.arange(len(units))
+        staged = Dense.zeros(source.block_format, len(units), device)
         for plane, part in zip(source.planes, staged.planes, strict=True):
-            copy_rows(plane, units, part, near)
-        source, units = staged, near
+            copy_rows(plane, units, part, staged_units)
+        source, units = staged, staged_units
     if source.block_format.layout.packed:
         for part, each in zip(_packed(source), rows, strict=True):
             unpack(part, torch.as_tensor(units), each)
@@ -221,10 +222,11 @@ def _write(
     target: Units, units: NDArray[np.int64], rows: Sequence[torch.Tensor], device: torch.device
 ) -> None:
     if target.device != device:
-        staged, near = Dense.zeros(target.block_format, len(units), device), np.arange(len(units))
-        _write(staged, near, rows, device)
+        staged_units = np.arange(len(units))
+        staged = Dense.zeros(target.block_format, len(units), device)
+        _write(staged, staged_units, rows, device)
         for plane, part in zip(target.planes, staged.planes, strict=True):
-            copy_rows(part, near, plane, units)
+            copy_rows(part, staged_units, plane, units)
     elif target.block_format.layout.packed:
         for part, each in zip(_packed(target), rows, strict=True):
             pack(part, torch.as_tensor(units), each)

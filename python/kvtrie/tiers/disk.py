@@ -183,7 +183,7 @@ class DiskStorage(BlockFiles):
         rank: int = 0,
         ranks: int = 1,
         clock: Callable[[], int] = time.time_ns,
-        apart: bool = False,
+        separate_groups: bool = False,
     ) -> Self:
         """Open the files of a tier.
 
@@ -196,7 +196,7 @@ class DiskStorage(BlockFiles):
                 separate store each.
             ranks: number of ranks, as in the manager.
             clock: the wall clock in nanoseconds.
-            apart: whether the model's layer groups are separate.
+            separate_groups: whether the model's layer groups are separate.
 
         Raises:
             ConfigError: a tier without a path, or with layer slots, an invalid rank, or a budget
@@ -208,8 +208,8 @@ class DiskStorage(BlockFiles):
             raise ConfigError("a disk tier with files needs a path")
         if tier.layer_slots:
             raise ConfigError("a disk keeps a block's layers in one slot: layer_slots=False")
-        groups = GroupSlots.of_tier(model, tier, block_tokens, apart=apart)
-        owners = PageOwners(groups) if apart else None
+        groups = GroupSlots.of_tier(model, tier, block_tokens, separate_groups=separate_groups)
+        owners = PageOwners(groups) if separate_groups else None
         parts: list[Self] = []
         with ExitStack() as opened:
             for slots in reversed(groups):

@@ -51,7 +51,7 @@ class EnginePool(Pool):
         block_axis: the axis of blocks, the same in all tensors.
         opaque: the engine's name of a block's layout, if only the block axis has a meaning outside
             the engine. Empty for K and then V, ordered by token, head and number.
-        pages: engine blocks per slot. Above 1, `put_together` sets them.
+        pages: engine blocks per slot. Above 1, `set_pages` sets them.
         group: the number of the tensors' layer group, or None for all layers.
         rest: the pool of the groups after it.
 
@@ -114,7 +114,7 @@ class EnginePool(Pool):
         """The device of the engine's tensors."""
         return self._device
 
-    def put_together(self, pages: Mapping[int, Sequence[int]]) -> None:
+    def set_pages(self, pages: Mapping[int, Sequence[int]]) -> None:
         """Set the pages of slots, in the order of their tokens, with 0 for an unwritten page."""
         for slot, blocks in pages.items():
             self._pages[slot] = blocks
@@ -148,14 +148,14 @@ class EnginePool(Pool):
             ConfigError: the target is an engine pool, or differs in more than the number format.
         """
         self._require(target)
-        (plane,), there = target.planes, target_units
+        (plane,), plane_units = target.planes, target_units
         if not target.slots.even:
             plane = torch.empty(
                 (len(units), self.unit_bytes), dtype=torch.uint8, device=self.device
             )
-            there = np.arange(len(units))
+            plane_units = np.arange(len(units))
         for layer, rows in self._by_layer(units):
-            self._drain(layer, units[rows] // self.layers, plane, there[rows])
+            self._drain(layer, units[rows] // self.layers, plane, plane_units[rows])
         if not target.slots.even:
             target.lower(target_units, plane)
 
@@ -169,9 +169,9 @@ class EnginePool(Pool):
         """
         self._require(target)
         for piece, dense in self._dense(len(units)):
-            near = np.arange(len(units[piece]))
-            self.copy_into(units[piece], dense, near)
-            target.copy_from(dense, near, target_units[piece])
+            dense_units = np.arange(len(units[piece]))
+            self.copy_into(units[piece], dense, dense_units)
+            target.copy_from(dense, dense_units, target_units[piece])
 
     def _require(self, other: Pool) -> None:
         if isinstance(other, EnginePool) or len(other.planes) != 1:
@@ -220,15 +220,15 @@ class EnginePool(Pool):
     ) -> None:
         blocks = self._blocks_of(slots)
         for part, rows, page, column in self._columns(layer, plane):
-            there, here = blocks[page], units
-            if len(self._pages) and not there.all():
-                there, here = there[there > 0], units[there > 0]
+            page_blocks, page_units = blocks[page], units
+            if len(self._pages) and not page_blocks.all():
+                page_blocks, page_units = page_blocks[page_blocks > 0], units[page_blocks > 0]
             if rows is not None:
-                copy_rows(column, here, rows, there)
+                copy_rows(column, page_units, rows, page_blocks)
                 continue
-            got = column.index_select(0, torch.from_numpy(here).to(plane.device))
-            values = got.to(part.device).view(part.dtype).view(len(there), *part.shape[1:])
-            part.index_copy_(0, torch.from_numpy(there).to(part.device), values)
+            got = column.index_select(0, torch.from_numpy(page_units).to(plane.device))
+            values = got.to(part.device).view(part.dtype).view(len(page_blocks), *part.shape[1:])
+            part.index_copy_(0, torch.from_numpy(page_blocks).to(part.device), values)
 
     def _drain(
         self, layer: int, slots: NDArray[np.int64], plane: torch.Tensor, units: NDArray[np.int64]

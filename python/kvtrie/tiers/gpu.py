@@ -24,7 +24,7 @@ def gpu_pool(
     block_tokens: int,
     *,
     device: torch.device | str | None = None,
-    apart: bool = False,
+    separate_groups: bool = False,
 ) -> Pool:
     """Allocate the memory of a `gpu` tier.
 
@@ -33,10 +33,12 @@ def gpu_pool(
         tier: its budget, layout and form of slots.
         block_tokens: tokens per block.
         device: the device, by default the current CUDA device, or the CPU without CUDA.
-        apart: whether the model's layer groups are separate.
+        separate_groups: whether the model's layer groups are separate.
     """
     where = default_device() if device is None else device
-    return Pool.of_tier(model, tier, block_tokens, device=where, pinned=False, apart=apart)
+    return Pool.of_tier(
+        model, tier, block_tokens, device=where, pinned=False, separate_groups=separate_groups
+    )
 
 
 def default_device() -> torch.device:

@@ -77,7 +77,7 @@ class GroupSlots:
 
     @classmethod
     def of_tier(
-        cls, model: ModelShape, tier: Tier, block_tokens: int, *, apart: bool
+        cls, model: ModelShape, tier: Tier, block_tokens: int, *, separate_groups: bool
     ) -> tuple[Self, ...]:
         """Return the slots of each group on a tier.
 
@@ -85,13 +85,13 @@ class GroupSlots:
             model: the shape of the model, with the sizes of a rank.
             tier: its budget and layout.
             block_tokens: tokens of a block.
-            apart: whether the model's layer groups are separate.
+            separate_groups: whether the model's layer groups are separate.
 
         Raises:
             ConfigError: a budget without room for a block or a page, a layout unsupported by
                 groups, or layer slots with several groups.
         """
-        if not apart:
+        if not separate_groups:
             return (cls.of(model, tier.room(model, block_tokens), block_tokens, tier.layout),)
         if tier.layer_slots:
             raise ConfigError(

@@ -29,7 +29,7 @@ def host_pool(
     spare: int = 0,
     rank: int = 0,
     ranks: int = 1,
-    apart: bool = False,
+    separate_groups: bool = False,
 ) -> Pool:
     """Allocate the memory of a `host` tier, or reuse the memory of an earlier process.
 
@@ -40,7 +40,7 @@ def host_pool(
         spare: blocks of memory beyond the budget.
         rank: the tensor-parallel rank of this part of the KV.
         ranks: number of ranks, each with a separate file.
-        apart: whether the model's layer groups are separate.
+        separate_groups: whether the model's layer groups are separate.
 
     Raises:
         ConfigError: the file at `keep` cannot be used.
@@ -56,10 +56,16 @@ def host_pool(
             ranks=ranks,
             pinned=pinned,
             spare=spare,
-            apart=apart,
+            separate_groups=separate_groups,
         )
         if kept is not None:
             return kept
     return Pool.of_tier(
-        model, tier, block_tokens, device="cpu", pinned=pinned, spare=spare, apart=apart
+        model,
+        tier,
+        block_tokens,
+        device="cpu",
+        pinned=pinned,
+        spare=spare,
+        separate_groups=separate_groups,
     )

@@ -171,7 +171,7 @@ class KeptPool(Pool):
             if why is None:
                 continue
             # Verify the existing layers of an earlier process's block before adding layers.
-            reason = self._prove(places[at], keys[at])
+            reason = self._verify(places[at], keys[at])
             if reason is None:
                 (reason,) = self.file.begin([places[at]], [keys[at]], layers)
             if reason is not None:
@@ -244,7 +244,7 @@ class KeptPool(Pool):
             while self._seal_some():
                 pass
 
-    def prove(self, slots: NDArray[np.integer], keys: Sequence[bytes]) -> dict[int, str]:
+    def verify(self, slots: NDArray[np.integer], keys: Sequence[bytes]) -> dict[int, str]:
         """Verify blocks of earlier processes before their first use. Other blocks cost nothing.
 
         Returns:
@@ -252,9 +252,9 @@ class KeptPool(Pool):
         """
         if self not in _open:
             return self._closed(len(keys))
-        if not self.file.unproved and not self.file.lost:
+        if not self.file.unverified and not self.file.lost:
             return {}
-        proofs = (self._prove(*one) for one in zip(self._places(slots), keys, strict=True))
+        proofs = (self._verify(*one) for one in zip(self._places(slots), keys, strict=True))
         return {at: why for at, why in enumerate(proofs) if why is not None}
 
     def recall(self) -> Index:
@@ -380,11 +380,11 @@ class KeptPool(Pool):
         self._digests[place, lo:hi] = np.frombuffer(digests, np.uint8).reshape(hi - lo, -1)
         return self._digests[place, lo:hi]
 
-    def _prove(self, place: int, key: bytes) -> str | None:
+    def _verify(self, place: int, key: bytes) -> str | None:
         try:
-            layers = self.file.to_prove(place)
+            layers = self.file.layers_to_verify(place)
             if layers is not None:
-                self.file.prove(place, key, self._bytes(place, layers))
+                self.file.verify_block(place, key, self._bytes(place, layers))
         except TransferError as error:
             _LOG.warning("%s: %s", self.file.path, error)
             return str(error)

@@ -97,10 +97,10 @@ def open_kept_memory(process: int, file: int, start: int, size: int) -> torch.Te
 def check_memory(path: Path, wanted: int) -> None:
     """Raise if a new file exceeds the free memory, because the kernel would kill a process."""
     try:
-        there = path.stat().st_size
+        existing = path.stat().st_size
     except OSError:
-        there = 0
-    if there < wanted and wanted - there > (free := free_memory()):
+        existing = 0
+    if existing < wanted and wanted - existing > (free := free_memory()):
         raise ConfigError(f"{path} takes {wanted} bytes of memory: {free} are free")
 
 

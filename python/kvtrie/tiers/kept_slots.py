@@ -133,8 +133,8 @@ class KeptSlots:
 
     def _read(self, key: bytes, slot: int, memory: NDArray[np.uint8]) -> str | None:
         try:
-            if self._file.to_prove(slot) is not None:
-                self._file.prove(slot, key, self._memory[slot : slot + 1])
+            if self._file.layers_to_verify(slot) is not None:
+                self._file.verify_block(slot, key, self._memory[slot : slot + 1])
         except TransferError as error:
             return str(error)
         memory[:] = self._memory[slot]

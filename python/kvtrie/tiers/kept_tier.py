@@ -62,7 +62,7 @@ def kept_pool(
     spare: int = 0,
     clock: Callable[[], int] = time.time_ns,
     patience_s: float = PATIENCE_S,
-    apart: bool = False,
+    separate_groups: bool = False,
 ) -> KeptPool | None:
     """Open the files of a tier with `keep`. Missing files are created at the first block write.
 
@@ -77,7 +77,7 @@ def kept_pool(
         spare: blocks of memory beyond the slots.
         clock: the wall clock in nanoseconds.
         patience_s: seconds to wait for the lock of a dead process.
-        apart: whether the model's layer groups are separate.
+        separate_groups: whether the model's layer groups are separate.
 
     Returns:
         The pool, or None with a log warning if another process has a file.
@@ -90,12 +90,12 @@ def kept_pool(
     assert tier.keep is not None  # noqa: S101 - checked by callers
     path = Path(tier.keep if ranks == 1 else f"{tier.keep}-{rank}").absolute()
     require_fingerprint(model, f"the kept file {path}")
-    if apart:
-        groups = GroupSlots.of_tier(model, tier, block_tokens, apart=True)
+    if separate_groups:
+        groups = GroupSlots.of_tier(model, tier, block_tokens, separate_groups=True)
     else:
         room = tier.room(model, block_tokens)
         groups = (GroupSlots.of(model, room, block_tokens, layout or tier.layout),)
-    if not apart and len(groups[0].block_format.planes()) != 1:
+    if not separate_groups and len(groups[0].block_format.planes()) != 1:
         raise ConfigError("a kept file has K and V of a layer together: use Layout(kv='joined')")
     files = _Files(model, tier, block_tokens, groups, path, rank, spare)
     with ExitStack() as opened:
@@ -161,7 +161,7 @@ class _Files:
         else:
             pages = PagesFile(self.pages, self.size, touch=touch)
             opened.callback(pages.close)
-            owners, memory = PageOwners(self.groups, pages.settle), pages.memory
+            owners, memory = PageOwners(self.groups, pages.fix_size), pages.memory
         for slots, file in zip(reversed(self.groups), reversed(tables), strict=True):
             pool = KeptPool(
                 file,

@@ -175,20 +175,20 @@ class KeyedDisk:
         """
         with self._lock:
             found = [(at, content_key(key), memory) for at, (key, memory) in enumerate(rows)]
-            there = [
+            stored = [
                 (at, digest, self._slots[digest], memory)
                 for at, digest, memory in found
                 if digest in self._slots
             ]
-            self._order.request(digest for _, digest, _, _ in there)
-            self._used.update((digest, rows[at][0]) for at, digest, _, _ in there)
-            self._reading.update(digest for _, digest, _, _ in there)
-        reads = [(digest, slot, (0, 1), _rows(memory)) for _, digest, slot, memory in there]
+            self._order.request(digest for _, digest, _, _ in stored)
+            self._used.update((digest, rows[at][0]) for at, digest, _, _ in stored)
+            self._reading.update(digest for _, digest, _, _ in stored)
+        reads = [(digest, slot, (0, 1), _rows(memory)) for _, digest, slot, memory in stored]
         why = self.store.read_many(reads, depth=_DEPTH) if reads else []
         whole = [False] * len(rows)
         with self._lock:
-            self._reading -= Counter(digest for _, digest, _, _ in there)
-            for (at, digest, _, _), reason in zip(there, why, strict=True):
+            self._reading -= Counter(digest for _, digest, _, _ in stored)
+            for (at, digest, _, _), reason in zip(stored, why, strict=True):
                 whole[at] = reason is None
                 if reason is not None and digest in self._slots:
                     _LOG.warning("%s: %s", self.store.folder, reason)
@@ -248,9 +248,9 @@ class KeyedDisk:
     def use(self, keys: Iterable[bytes]) -> None:
         """Record a use of the stored blocks among `keys`, in the order of their sequence."""
         with self._lock:
-            here = {d: key for key in keys if (d := content_key(key)) in self._slots}
-            self._order.request(here)
-            self._used.update(here)
+            found = {d: key for key in keys if (d := content_key(key)) in self._slots}
+            self._order.request(found)
+            self._used.update(found)
 
     def keep(self, key: bytes, priority: int, ttl_ns: int | None = None) -> None:
         """Give a block a priority, as for `Retain`."""

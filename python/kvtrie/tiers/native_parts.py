@@ -70,9 +70,9 @@ class NativeParts(EnginePool):
         (plane,) = source.planes
         units, source_units = units[~whole], source_units[~whole]
         for blocks, dense, rows in self._pieces(units):
-            near = np.arange(len(blocks))
+            dense_units = np.arange(len(blocks))
             if len(rows) < len(blocks) * self._parts_of_block:
-                super().copy_into(blocks, dense, near)
+                super().copy_into(blocks, dense, dense_units)
             for part, at, inside in self._by_part(units[rows], blocks, plane.shape[1]):
                 copy_rows(
                     plane[:, : inside.stop - inside.start],
@@ -80,7 +80,7 @@ class NativeParts(EnginePool):
                     dense.planes[0][:, inside],
                     at,
                 )
-            super().copy_from(dense, near, blocks)
+            super().copy_from(dense, dense_units, blocks)
 
     def convert_into(
         self, units: NDArray[np.int64], target: Pool, target_units: NDArray[np.int64]

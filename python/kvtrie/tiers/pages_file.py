@@ -1,6 +1,6 @@
 """PagesFile: the pages of a kept host tier with separate groups of layers, as a file.
 
-Invariant: until `settle` the file keeps its old bytes, and `close` restores it. The tables of the
+Invariant: until `fix_size` the file keeps its old bytes, and `close` restores it. The tables of the
 groups stay locked, so no other engine uses it.
 Cost: the allocation.
 """
@@ -42,7 +42,7 @@ class PagesFile:
     """
 
     def __init__(self, path: Path, size: int, *, touch: bool) -> None:
-        self._path, self._settled = path, False
+        self._path, self._size_fixed = path, False
         self._whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self._new = not os.path.lexists(path)
         self._mapped: mmap.mmap | None = None
@@ -72,19 +72,19 @@ class PagesFile:
         os.posix_fallocate(self._file, 0, self._whole)
         return mmap.mmap(self._file, self._whole)
 
-    def settle(self) -> None:
+    def fix_size(self) -> None:
         """Set the size of the file, before the first byte of a block is written."""
-        if not self._settled:
-            self._settled = True
+        if not self._size_fixed:
+            self._size_fixed = True
             if self._before > self._whole:
                 os.ftruncate(self._file, self._whole)
 
     def close(self) -> None:
-        """Close the file, restore it unless settled, and release the memory."""
+        """Close the file, restore it unless its size is fixed, and release the memory."""
         file, self._file = self._file, -1
         if file >= 0:
             try:
-                if not self._settled:
+                if not self._size_fixed:
                     self._restore(file)
             except OSError:  # the file only takes room
                 pass

@@ -110,8 +110,9 @@ class Pool(SlotNumbers):
         if memory is not None:
             return self._pinned((given(memory, units, sizes),), pinned=pinned)
         # Checked first, because the kernel overcommits memory and kills a process later.
-        wanted, there = units * sum(sizes), all_of_device(torch.device(device))
-        check_exists(f"a pool of {self.blocks} blocks", wanted, there, f"the memory of {device}")
+        wanted, available = units * sum(sizes), all_of_device(torch.device(device))
+        where = f"the memory of {device}"
+        check_exists(f"a pool of {self.blocks} blocks", wanted, available, where)
         planes = tuple(paged(units, size, device) for size in sizes)
         for plane in planes:
             plane.zero_()  # touch every page now, so that the first copy does not
@@ -137,7 +138,7 @@ class Pool(SlotNumbers):
         device: torch.device | str,
         pinned: bool,
         spare: int = 0,
-        apart: bool = False,
+        separate_groups: bool = False,
     ) -> Self:
         """Allocate the memory of a tier, with its budget in blocks or in bytes.
 
@@ -148,13 +149,13 @@ class Pool(SlotNumbers):
             device: device of the memory.
             pinned: whether host memory is locked for copies by a GPU.
             spare: blocks of memory beyond the tier's budget.
-            apart: whether the model's layer groups are separate.
+            separate_groups: whether the model's layer groups are separate.
 
         Raises:
             ConfigError: as for the class, or a budget smaller than a block or page.
         """
         try:
-            groups = GroupSlots.of_tier(model, tier, block_tokens, apart=apart)
+            groups = GroupSlots.of_tier(model, tier, block_tokens, separate_groups=separate_groups)
             for slots in groups:
                 slots.check_memory(model)
             pools: list[Self] = []
@@ -374,15 +375,15 @@ class Pool(SlotNumbers):
             return
         most = max(1, conversion.PIECE_BYTES // max(self.unit_bytes, target.unit_bytes))
         for first in range(0, len(units), most):
-            here, there = units[first : first + most], target_units[first : first + most]
-            near = np.arange(len(here))
+            piece, target_piece = units[first : first + most], target_units[first : first + most]
+            staged_units = np.arange(len(piece))
             source, sink = (
-                conversion.Dense.zeros(pool.block_format, len(here), pool.device)
+                conversion.Dense.zeros(pool.block_format, len(piece), pool.device)
                 for pool in (self, target)
             )
-            source.fill(self.lifted(here))
-            conversion.convert(source, near, sink, near)
-            target.lower(there, torch.cat(sink.planes, dim=1))
+            source.fill(self.lifted(piece))
+            conversion.convert(source, staged_units, sink, staged_units)
+            target.lower(target_piece, torch.cat(sink.planes, dim=1))
 
     def lifted(self, units: NDArray[np.int64]) -> torch.Tensor:
         """Return a copy of units of a group, uint8 `(n, bytes per unit)`."""

@@ -102,7 +102,7 @@ class CellCache(KVCache):
         """
         if self.only_rows:
             self.advance(key, value)
-            self.settle(key, value)
+            self.end_step(key, value)
             raise RowsAreIn
         out: torch.Tensor
         apply: Any
@@ -120,7 +120,7 @@ class CellCache(KVCache):
         return [(self.chain, torch.zeros_like(self.chain))]
 
     def advance(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Write the next step's tokens and return the data for `recede` to undo it."""
+        """Write the next step's tokens and return the data for `undo_step` to undo it."""
         new = key.shape[2]
         rows = self._chosen(new)
         undo: tuple[torch.Tensor, ...] = ()
@@ -144,7 +144,7 @@ class CellCache(KVCache):
         self.input_pos += new
         return undo
 
-    def settle(self, key: torch.Tensor, value: torch.Tensor) -> None:
+    def end_step(self, key: torch.Tensor, value: torch.Tensor) -> None:
         """End a step: replace its rows by their numbers after a write to the buffers."""
         if self._rounded is None:
             return
@@ -152,7 +152,9 @@ class CellCache(KVCache):
         put_rows(self._keys, rows, self._rounded(key))
         put_rows(self._values, rows, self._rounded(value))
 
-    def recede(self, new: int, undo: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    def undo_step(
+        self, new: int, undo: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Undo the last step, and return the gradients of its K and V.
 
         Args:
@@ -351,7 +353,7 @@ class _Step(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         undo = cell.advance(key, value)
         out = cell.attended(query)
-        cell.settle(key, value)
+        cell.end_step(key, value)
         ctx.set_materialize_grads(value=False)
         exact = (key, value) if cell.rounds else ()
         ctx.save_for_backward(query, *exact, *undo)
@@ -376,7 +378,7 @@ class _Step(torch.autograd.Function):
                 sinks = torch.zeros(query.shape[1], device=query.device)
             queries = cell.attended_back(grad, query, sinks)
             sinks = None if sinks is None else sinks.to(ctx.sinks)
-        keys, values = (each.to(query.dtype) for each in cell.recede(query.shape[2], undo))
+        keys, values = (each.to(query.dtype) for each in cell.undo_step(query.shape[2], undo))
         return queries, keys, values, sinks, chain, None
 
 
@@ -392,7 +394,7 @@ class _Prefill(torch.autograd.Function):
         cell: CellCache,
     ) -> torch.Tensor:
         cell.advance(key, value)
-        cell.settle(key, value)
+        cell.end_step(key, value)
         ctx.cell, ctx.new, ctx.dtype = cell, key.shape[2], key.dtype
         return chain.clone()
 
@@ -401,5 +403,5 @@ class _Prefill(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401 - torch's context
         chain: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
-        keys, values = (each.to(ctx.dtype) for each in ctx.cell.recede(ctx.new, ()))
+        keys, values = (each.to(ctx.dtype) for each in ctx.cell.undo_step(ctx.new, ()))
         return keys, values, chain, None

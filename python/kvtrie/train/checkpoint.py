@@ -62,10 +62,10 @@ class Checkpoint:
     def read(self) -> torch.Tensor:
         """Return the numbers, on their original device."""
         self.bring()
-        there = [each.read() for each in self._parts]
+        planes = [each.read() for each in self._parts]
         if not self._bits:
-            return there[0]
-        return dequantise(Codes._make((*there, self._bits)), self._dtype).view(self._shape)
+            return planes[0]
+        return dequantise(Codes._make((*planes, self._bits)), self._dtype).view(self._shape)
 
     def free(self) -> None:
         """Release the memory to the pool."""

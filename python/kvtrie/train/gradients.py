@@ -143,7 +143,7 @@ class LongContextGradients:
             for at, layers in reversed(list(enumerate(every))):
                 self._say("row", layers.start)
                 with self.residence.row(layers, every[at - 1] if at else None):
-                    batch.go_back(layers)
+                    batch.run_row(layers)
             self._say("end")
         finally:
             batch.close()
@@ -265,8 +265,8 @@ class _Batch:
             numbers = len(self._ids) * len(step) * width
             whole = coded_bytes(numbers, width, itemsize, self._grad.layercp_qname)
             # Codes, scales and zero points are separate tensors in the files.
-            beside = 0 if self._grad.layercp_qname is None else numbers // block_of(width) * 4
-            sizes += [whole - 2 * beside, *([beside] * 2 if beside else [])]
+            scale_bytes = 0 if self._grad.layercp_qname is None else numbers // block_of(width) * 4
+            sizes += [whole - 2 * scale_bytes, *([scale_bytes] * 2 if scale_bytes else [])]
         self._spill = Spill(folder, sizes * len(inner))
 
     def close(self) -> None:
@@ -326,7 +326,7 @@ class _Batch:
 
     # -------------------------------------------------------------------------- backward phase
 
-    def go_back(self, layers: range) -> None:
+    def run_row(self, layers: range) -> None:
         """Run a row of cells for the gradients of its parameters and inputs."""
         cells = [self._cell(layer) for layer in layers]
         row = _Row(layers, cells)

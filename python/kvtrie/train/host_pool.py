@@ -48,7 +48,7 @@ class HostPool:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.here = Current(device)
+        self.current = Current(device)
         self.outwards = Stream("kvtrie-checkpoints-out", device)
         self.inwards = Stream("kvtrie-checkpoints-in", device)
         self._free: dict[int, list[_Buffer]] = {}
@@ -73,10 +73,10 @@ class HostPool:
         def copy() -> None:
             host.copy_(x, non_blocking=True)
             if spill is not None:
-                self.outwards.settle()
+                self.outwards.finish_device_work()
                 made.file = spill.put(host)
 
-        self.outwards.wait(self.here.record())
+        self.outwards.wait(self.current.record())
         if buffer.read is not None:
             self.outwards.wait(buffer.read)
         made.copied = self.outwards.submit(copy)
@@ -128,7 +128,7 @@ class HostCopy:
         file: the copy in files, None without a spill.
     """
 
-    __slots__ = ("_brought", "_buffer", "_pool", "_spilled", "_there", "copied", "file", "host")
+    __slots__ = ("_brought", "_buffer", "_on_device", "_pool", "_spilled", "copied", "file", "host")
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class HostCopy:
         self.file: Spilled | None = None
         self._pool, self._buffer, self._spilled = pool, buffer, spilled
         self._brought: StreamEvent | None = None
-        self._there: torch.Tensor | None = None
+        self._on_device: torch.Tensor | None = None
 
     def bring(self) -> StreamEvent:
         """Start copying back in parallel with the computation. `read` waits for the copy."""
@@ -160,12 +160,12 @@ class HostCopy:
         Raises:
             BaseException: exception of a copy.
         """
-        self._pool.here.wait(self.bring())
-        there, self._there, self._brought = self._there, None, None
-        assert there is not None  # noqa: S101 - set by the copy
+        self._pool.current.wait(self.bring())
+        on_device, self._on_device, self._brought = self._on_device, None, None
+        assert on_device is not None  # noqa: S101 - set by the copy
         if self._pool.device.type == "cuda":
-            there.record_stream(torch.cuda.current_stream(self._pool.device))
-        return there
+            on_device.record_stream(torch.cuda.current_stream(self._pool.device))
+        return on_device
 
     def free(self) -> None:
         """Release the buffer to the pool."""
@@ -183,5 +183,5 @@ class HostCopy:
         if stream is not None and self.copied.cuda is not None:
             stream.wait_event(self.copied.cuda)
         host = self.host if self.file is None else self.file.read()
-        there = torch.empty_like(host, device=self._pool.device, pin_memory=False)
-        self._there = there.copy_(host, non_blocking=True)
+        on_device = torch.empty_like(host, device=self._pool.device, pin_memory=False)
+        self._on_device = on_device.copy_(host, non_blocking=True)

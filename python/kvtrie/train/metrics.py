@@ -71,9 +71,9 @@ class Metrics:
             peak_device_bytes=device,
             peak_host_bytes=host,
         )
-        there = f"{device / 1e9:.2f} GB device, " if device else ""
+        memory_text = f"{device / 1e9:.2f} GB device, " if device else ""
         return (
-            f"step {step}/{total}: loss {loss:.4f}, {tokens_per_second:.0f} tokens/s, {there}"
+            f"step {step}/{total}: loss {loss:.4f}, {tokens_per_second:.0f} tokens/s, {memory_text}"
             f"{host / 1e9:.2f} GB host, {_spoken(left)} left\n"
         )
 
@@ -81,7 +81,7 @@ class Metrics:
         """Record a validation and return its line for the report."""
         self._note(step=step, validation_loss=found.loss, exact=found.exact, cases=found.cases)
         exact = "" if found.exact is None else f", {100 * found.exact:.1f} % exact"
-        return f"validation behind step {step}: loss {found.loss:.4f}{exact}, {found.cases} cases\n"
+        return f"validation after step {step}: loss {found.loss:.4f}{exact}, {found.cases} cases\n"
 
     def _note(self, **line: Any) -> None:  # noqa: ANN401 - numbers
         self._lines.append(line)

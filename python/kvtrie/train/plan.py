@@ -314,7 +314,7 @@ def _largest(model: PreTrainedModel, run: Run, total: int, memory: int) -> int:
     """Return the largest number of rows for a batch to fit, up to the sequence's tokens, or 0."""
     shape = ModelShape.from_config(model.config)
     per_token = _per_token(Decoder(model), shape)
-    here = model.device.type == "cpu"
+    on_cpu = model.device.type == "cpu"
 
     def fits(length: int) -> bool:
         cache = replace(run.kv_cache, cache_length=length)
@@ -322,7 +322,7 @@ def _largest(model: PreTrainedModel, run: Run, total: int, memory: int) -> int:
             made = figures(model, replace(run, kv_cache=cache), total, per_token=per_token)
         except ConfigError:
             return False  # fewer rows than the policy's arguments need
-        return made.device + (made.checkpoints if here else 0) <= memory
+        return made.device + (made.checkpoints if on_cpu else 0) <= memory
 
     if fits(total):  # the only number of rows for a dense cache
         return total

@@ -81,13 +81,13 @@ class Offloaded(Residence):
     @contextmanager
     def forward(self) -> Generator[None]:
         """Copy all weights to the device for the forward phase."""
-        with self._there(self._every()):
+        with self._on_device(self._every()):
             yield
 
     @contextmanager
     def row(self, layers: range, following: range | None) -> Generator[None]:
         """Provide a row's weights on the device and start copying the next row's weights."""
-        with self._there(self._of(layers)):
+        with self._on_device(self._of(layers)):
             if following is not None and self._stream is not None:
                 with torch.cuda.stream(self._stream):
                     for weight in self._of(following):
@@ -104,7 +104,7 @@ class Offloaded(Residence):
         return weight.detach().to(self._device, non_blocking=True, copy=True)
 
     @contextmanager
-    def _there(self, weights: Iterable[torch.nn.Parameter]) -> Generator[None]:
+    def _on_device(self, weights: Iterable[torch.nn.Parameter]) -> Generator[None]:
         brought: Sequence[torch.nn.Parameter] = list(weights)
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)

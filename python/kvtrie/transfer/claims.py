@@ -166,13 +166,13 @@ class Claims:
             raise TransferError(error)
         return True
 
-    def prove(self, job: Job) -> list[str]:
+    def verify_source(self, job: Job) -> list[str]:
         """Verify the blocks of a kept source for a running job, and fail moves of damaged blocks.
 
         Returns:
             The reason of each failed move.
         """
-        return self._ledger.fail(job, job.prove())
+        return self._ledger.fail(job, job.verify_source())
 
     def copying(self, job: Job) -> None:
         """Start the deadline of a claimed job at the copy of a layer."""
@@ -191,7 +191,7 @@ class Claims:
             job: the job.
             brought: bytes copied, or 0 if the copy failed.
             layer: number of leading layers now present, for other leases waiting on this job.
-            handed: the copy was only enqueued on a GPU, and `took` reports its time later.
+            handed: the copy was only enqueued on a GPU. `record_copy_time` reports its time later.
         """
         with self._section.lock:
             # A late job stays late, and a failed job has already ended.
@@ -200,13 +200,13 @@ class Claims:
             came = 0 if handed else brought
             self._feedback.ended(job, self._clock(), brought=came, handed=handed)
             if brought:
-                job.there = layer
+                job.copied_to = layer
             self._section.notify_all()
 
-    def took(self, job: Job, brought: int, ns: int) -> None:
+    def record_copy_time(self, job: Job, brought: int, ns: int) -> None:
         """Record the nanoseconds of a GPU copy shared by a job and similar jobs."""
         with self._section.lock:
-            self._feedback.took(job, brought, ns)
+            self._feedback.record_copy_time(job, brought, ns)
 
     def update(self, change: Callable[[], object]) -> None:
         """Change a value that `until` checks, and wake the threads that wait in it."""
@@ -232,12 +232,12 @@ class Claims:
             self._ledger.take()
             return {job.tiers[0] for job in self._ledger.claimed.get(lease.id, [])}
 
-    def layer_there(self, ids: Collection[int], layer: int, order: LayerOrder) -> bool:
+    def layer_copied(self, ids: Collection[int], layer: int, order: LayerOrder) -> bool:
         """Return whether all of these unended moves have copied a layer."""
         with self._section.lock:
             left = set(ids)
             for job in self._schedule.running if left else ():
-                if order.there(job, layer):
+                if order.has_copied(job, layer):
                     left.difference_update(job.ids.tolist())
             return not left
 

@@ -152,7 +152,7 @@ class Dispatch:
         ids, after = moves.id.tolist(), moves.after.tolist()
         if not self._unwanted and not any(after):
             return [moves]
-        here, free = set(ids), list[int]()
+        given, free = set(ids), list[int]()
         refused = {ident for ident in ids if ident in self._unwanted}
         self._unwanted -= refused
         for row, (ident, before) in enumerate(zip(ids, after, strict=True)):
@@ -160,7 +160,7 @@ class Dispatch:
                 continue
             if before in refused:  # in topological order, so one pass finds chains
                 refused.add(ident)
-            elif before and (self.is_open(before) or before in here):
+            elif before and (self.is_open(before) or before in given):
                 self._waiting[ident] = moves[row : row + 1]
             else:
                 free.append(row)

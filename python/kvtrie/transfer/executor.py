@@ -197,7 +197,8 @@ class Executor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._section.here:  # leaving the block in a fork must not close the parent's executor
+        # Leaving the block in a fork must not close the parent's executor.
+        if self._section.in_own_process:
             self.close()
 
     @property

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvtrie import BlockManager, Lane
     from kvtrie.transfer.job import Job
 
-__all__ = ["Feedback", "Sight"]
+__all__ = ["Feedback", "LayerArrival"]
 
 _NS = 1_000_000_000
 _KEEP = 0.9  # weight kept by earlier periods at each new period
@@ -30,7 +30,7 @@ _BYTES = 1 << 20  # a smaller period measures the threads' overhead rather than 
 _LAYERS = 4096
 
 
-class Sight(NamedTuple):
+class LayerArrival(NamedTuple):
     """Predicted and real arrival time of a layer.
 
     Attributes:
@@ -105,7 +105,7 @@ class Feedback:
     """
 
     manager: BlockManager
-    layers: deque[Sight] = field(default_factory=lambda: deque[Sight](maxlen=_LAYERS))
+    layers: deque[LayerArrival] = field(default_factory=lambda: deque[LayerArrival](maxlen=_LAYERS))
     _lanes: dict[str, _Sums] = field(default_factory=dict[str, _Sums])
     _ways: dict[tuple[int, int, bool], _Sums] = field(
         default_factory=dict[tuple[int, int, bool], _Sums]
@@ -126,7 +126,7 @@ class Feedback:
             job: the copy's job.
             now: the time.
             brought: bytes copied, or 0 if the copy failed.
-            handed: the copy was only enqueued on a GPU, and `took` reports its time later.
+            handed: the copy was only enqueued on a GPU. `record_copy_time` reports its time later.
         """
         sums = self._sums(job)
         sums.running -= 1
@@ -140,15 +140,15 @@ class Feedback:
             return
         sums.close(now)
 
-    def took(self, job: Job, size: int, ns: int) -> None:
+    def record_copy_time(self, job: Job, size: int, ns: int) -> None:
         """Count the bytes and time of sequential copies on a GPU stream."""
         sums = self._sums(job)
         self._busy(sums, ns)
         sums.add(1, size, ns)
 
-    def saw(self, sight: Sight) -> None:
+    def record_arrival(self, arrival: LayerArrival) -> None:
         """Record the arrival of a layer."""
-        self.layers.append(sight)
+        self.layers.append(arrival)
 
     def lanes(self) -> dict[str, Lane]:
         """Return the measured lanes with their fitted speeds."""
@@ -156,7 +156,7 @@ class Feedback:
 
     def _busy(self, sums: _Sums, ns: int) -> None:
         with suppress(ClosedError, InvariantError):  # the next report raises them
-            self.manager.saw_lane(sums.lane.name, busy_ns=max(0, ns))
+            self.manager.add_lane_busy(sums.lane.name, busy_ns=max(0, ns))
 
     def _sums(self, job: Job) -> _Sums:
         way = (*job.tiers, job.store)

@@ -44,7 +44,7 @@ class GroupSearch:
         parts: for each group the presence of the blocks on faster tiers, from the first block on.
 
     Attributes:
-        near: leading blocks of the first group on faster tiers.
+        local_blocks: leading blocks of the first group on faster tiers.
         local: the longest border resumable from faster tiers alone.
         stored: leading blocks of the first group on faster tiers or in the store.
         border: the longest border resumable from both together.
@@ -60,24 +60,25 @@ class GroupSearch:
         self._manager, self._answers, self._keys = manager, answers, keys
         first, *others = ([*part[: len(keys)]] for part in parts)
         rest = len(keys) - len(first)
-        self._there = [other + [False] * rest for other in others]
+        self._resident = [other + [False] * rest for other in others]
         self._answered: list[dict[int, Answer]] = [{} for _ in others]
-        self.near = next((at for at, has in enumerate(first) if not has), len(first))
-        self.local = manager.longest_resume(self._there, self.near)
-        self.stored = self.border = self.near
+        self.local_blocks = next((at for at, has in enumerate(first) if not has), len(first))
+        self.local = manager.longest_resume(self._resident, self.local_blocks)
+        self.stored = self.border = self.local_blocks
 
     def search(self, found: Found, until: int) -> Found:
         """Find the longest border, after the store's answer for the first group.
 
         Args:
-            found: the answer for the blocks of the first group after `near`.
+            found: the answer for the blocks of the first group after `local_blocks`.
             until: deadline of the last query, in nanoseconds of `monotonic_ns`.
 
         Returns:
-            The answer for all groups: `blocks` counts the blocks between `near` and the border.
+            The answer for all groups: `blocks` counts the blocks between `local_blocks` and the
+            border.
         """
         queried, refuted, late = found.queried, found.refuted, found.late
-        top, size = self.near + found.blocks, _FIRST_BATCH
+        top, size = self.local_blocks + found.blocks, _FIRST_BATCH
         self.stored, self.border = top, self.local
         while top > self.local:
             low = max(self.local, top - size)
@@ -94,15 +95,15 @@ class GroupSearch:
                 self.border = border
                 break
             top, size = low, min(2 * size, _MOST_BATCH)
-        return Found(max(0, self.border - self.near), queried, refuted, late)
+        return Found(max(0, self.border - self.local_blocks), queried, refuted, late)
 
     def needed(self) -> Iterator[tuple[int, int, int]]:
         """Yield group, first block and end block of the parts to load from the store."""
         ranges = self._manager.resume_needs(self.border)
         for group, (leading, trailing) in enumerate(ranges, 1):
-            there = self._there[group - 1]
+            resident = self._resident[group - 1]
             for first, end in (leading, trailing):
-                places = (at for at in range(first, end) if not there[at])
+                places = (at for at in range(first, end) if not resident[at])
                 yield from ((group, *each) for each in _ranges(places))
 
     def lost(self) -> Iterator[tuple[int, int, int]]:
@@ -122,17 +123,17 @@ class GroupSearch:
         unknown: list[list[int]] = []
         for at, ((_, (start, _)), ((_, sinks), _)) in enumerate(zip(first, last, strict=True)):
             places = (*range(min(sinks, start)), *range(start, top))
-            there, answered = self._there[at], self._answered[at]
+            resident, answered = self._resident[at], self._answered[at]
             unknown.append(
-                [place for place in places if not there[place] and place not in answered]
+                [place for place in places if not resident[place] and place not in answered]
             )
         return unknown
 
     def _known(self) -> list[list[bool]]:
         """Return per group the presence of the blocks on faster tiers or in the store."""
         known: list[list[bool]] = []
-        for there, answered in zip(self._there, self._answered, strict=True):
-            has = [*there]
+        for resident, answered in zip(self._resident, self._answered, strict=True):
+            has = [*resident]
             for place, answer in answered.items():
                 has[place] = has[place] or answer == "ok"
             known.append(has)

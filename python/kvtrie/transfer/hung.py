@@ -23,7 +23,7 @@ __all__ = ["kept_from_starting"]
 
 
 def kept_from_starting(
-    schedule: Schedule, threads: Mapping[int | None, Sequence[threading.Thread]], *, on_call: bool
+    schedule: Schedule, threads: Mapping[int | None, Sequence[threading.Thread]], *, inline: bool
 ) -> Iterator[tuple[list[int], str, bool]]:
     """Yield moves to cancel, the reason, and whether to report them as failed instead.
 
@@ -32,7 +32,7 @@ def kept_from_starting(
     Args:
         schedule: the waiting and running jobs.
         threads: the threads of each storage, and under None the threads for copies between pools.
-        on_call: whether a single thread executes all jobs.
+        inline: whether a single thread executes all jobs.
     """
     queue = schedule.queue
     hung = [job for job in schedule.running if job.state is JobState.LATE]
@@ -41,7 +41,7 @@ def kept_from_starting(
     blocked = [ident for job in hung for ident in queue.blocked_by(job)]
     yield blocked, "the move before it at its place hangs", False
     for storage, own in threads.items():
-        late = [job for job in hung if on_call or job.storage == storage]
+        late = [job for job in hung if inline or job.storage == storage]
         if len({job.worker for job in late} - {None}) < len(own):
             continue
         waiting = queue.of_storage(storage)

@@ -104,7 +104,7 @@ class Job:
     started_ns: int = 0
     worker: threading.Thread | None = None
     lease: int = 0
-    there: int = 0
+    copied_to: int = 0
     _copy: tuple[tuple[int, int], torch.Tensor] | None = None
 
     def go(self, state: JobState) -> None:
@@ -171,7 +171,7 @@ class Job:
         self.keys.append(move.key)
         self.labels.append(move.label)
 
-    def prove(self) -> dict[int, str]:
+    def verify_source(self) -> dict[int, str]:
         """Verify the blocks kept in the source by an earlier process.
 
         Returns:
@@ -179,7 +179,7 @@ class Job:
         """
         if not isinstance(self.source, KeptPool):
             return {}
-        found = self.source.prove(self.slots[:, 0], self.keys)
+        found = self.source.verify(self.slots[:, 0], self.keys)
         return {int(self.ids[at]): why for at, why in found.items()}
 
     def mark(self) -> dict[int, str]:
@@ -193,7 +193,7 @@ class Job:
         found = self.target.begin(self.slots[:, 1], self.keys, self.layers)
         return {int(self.ids[at]): why for at, why in found.items()}
 
-    def settle(self, *, ok: bool) -> None:
+    def record_end(self, *, ok: bool) -> None:
         """Record in a kept target the end of the copies."""
         if isinstance(self.target, KeptPool) and len(self.ids):
             self.target.finish(self.slots[:, 1], self.keys, self.labels, ok=ok)

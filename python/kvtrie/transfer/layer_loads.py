@@ -21,7 +21,7 @@ import torch
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.tiers import Pool
 from kvtrie.transfer.connector import BufferedConnector
-from kvtrie.transfer.feedback import Sight
+from kvtrie.transfer.feedback import LayerArrival
 from kvtrie.transfer.job import read_together
 from kvtrie.transfer.job_state import JobState
 from kvtrie.transfer.layer_copies import LayerCopies
@@ -268,7 +268,7 @@ class LayerLoads:
         self._closed = True
         if self._error is None:
             self._error = TransferError("the loads were abandoned")
-        self._load.submit(self._load.settle).join()
+        self._load.submit(self._load.finish_device_work).join()
         self._give_back()
         hung = any(job.expired for job in self._read_to)
         for reader in self._readers:
@@ -313,7 +313,7 @@ class LayerLoads:
             self._error = caught
             # The lease's pass may never come, and other leases wait for these moves.
             with suppress(TransferError):
-                self._load.settle()
+                self._load.finish_device_work()
                 self._give_back()
 
     def _starts(self, job: Job) -> bool:
@@ -351,7 +351,8 @@ class LayerLoads:
         # On a GPU the end of the copies is known only after synchronizing the stream.
         if self._predicted and (self._load.cuda is None or layer == self.layers - 1):
             now = self._executor.clock()
-            self._executor.feedback.saw(Sight(self.lease.id, layer, self._predicted[layer], now))
+            arrival = LayerArrival(self.lease.id, layer, self._predicted[layer], now)
+            self._executor.feedback.record_arrival(arrival)
 
     def hasten(self) -> None:
         """Load all layers of begun jobs for waiting leases, on the load stream."""
@@ -368,12 +369,12 @@ class LayerLoads:
         order, ahead = self._order, self._next
         first = min((ahead.get(job, order.first(job)) for job in jobs), default=layer + 1)
         for at in range(first, layer + 1):
-            here = [
+            jobs_of_layer = [
                 job
                 for job in jobs
                 if order.place(job, at) is not None and ahead.get(job, at) <= at and not job.over
             ]
-            self._bring_layer(here, at)
+            self._bring_layer(jobs_of_layer, at)
 
     def _bring_layer(self, jobs: Sequence[Job], layer: int) -> None:
         stored, memory = [job for job in jobs if _stored(job)], jobs
@@ -396,7 +397,7 @@ class LayerLoads:
         self._copy(memory, layer)
         ended = [job for job in jobs if job.layers[1] == self._order.at(job, layer) + 1]
         if ended:
-            self._load.settle()
+            self._load.finish_device_work()
         # The manager accepts the end of a copy only after the end of the read before it.
         for job in sorted(ended, key=_stored, reverse=True):
             self._begin(job)
@@ -413,13 +414,14 @@ class LayerLoads:
         try:
             for job in memory:
                 if job not in self._copies:
-                    self._prove(job)
+                    self._verify_source(job)
             for job in memory:
                 at = self._order.at(job, layer) - job.layers[0]
                 self._copies_of(job).copy(at, at + 1)
             came = True
             if begin is not None and memory:
-                self._load.measure(begin, partial(self._claims.took, memory[0], sum(each)))
+                report = partial(self._claims.record_copy_time, memory[0], sum(each))
+                self._load.measure(begin, report)
         except BaseException as caught:
             # The moves of damaged blocks have failed. The remaining moves may be planned again.
             blameless = isinstance(caught, _UnprovedError)
@@ -434,13 +436,13 @@ class LayerLoads:
                 upto = self._order.at(job, layer) + 1
                 self._claims.copied(job, size if came else 0, upto, handed=handed)
 
-    def _prove(self, job: Job) -> None:
+    def _verify_source(self, job: Job) -> None:
         """Verify the blocks of a kept source from an earlier process.
 
         Raises:
             _UnprovedError: a block is damaged, and its move was reported failed.
         """
-        reasons = self._claims.prove(job)
+        reasons = self._claims.verify_source(job)
         if reasons:
             raise _UnprovedError(reasons[0])
 
@@ -473,14 +475,14 @@ class LayerLoads:
             if news := self._news():
                 late = partial(self._take_late, news, self.issued - 1)
                 self._load.submit(late, wake=False).join()
-            if self._there(layer):
+            if self._foreign_layer_copied(layer):
                 break
             if others := claims.leases_of(self._foreign):
                 self._help(others, layer)
             claims.until(
                 lambda: (
                     claims.claimable(lease.id)
-                    or self._there(layer)
+                    or self._foreign_layer_copied(layer)
                     or claims.stalled(self._foreign)
                     # A failed load may be planned again for a lease awaited by this lease.
                     or any(map(claims.claimable, claims.leases_of(self._foreign)))
@@ -497,10 +499,10 @@ class LayerLoads:
             )
         current.wait(self._load.submit(lambda: None))
 
-    def _there(self, layer: int) -> bool:
+    def _foreign_layer_copied(self, layer: int) -> bool:
         """Return whether the foreign moves have loaded a layer."""
         self._foreign = self._others()
-        return self._claims.layer_there(self._foreign, layer, self._order)
+        return self._claims.layer_copied(self._foreign, layer, self._order)
 
     def _take_late(self, jobs: list[Job], layer: int) -> None:
         """Load late jobs up to a layer on the load stream, and cancel all jobs after an error."""

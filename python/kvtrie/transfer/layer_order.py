@@ -49,6 +49,6 @@ class LayerOrder:
         """Return the first layer of the model loaded by a job."""
         return self._groups[job.group][job.layers[0]]
 
-    def there(self, job: Job, layer: int) -> bool:
+    def has_copied(self, job: Job, layer: int) -> bool:
         """Return whether a job has loaded its group's layers up to a layer of the model."""
-        return job.there >= self._before[job.group][layer]
+        return job.copied_to >= self._before[job.group][layer]

@@ -157,7 +157,8 @@ class LayerStores:
                 self._copies.copy(layer, layer + 1)
                 came = len(self._blocks) * self._below.unit_bytes
                 if begin is not None:
-                    self._store.measure(begin, partial(self._claims.took, self._way, came))
+                    report = partial(self._claims.record_copy_time, self._way, came)
+                    self._store.measure(begin, report)
             finally:
                 self._claims.copied(self._way, came, layer + 1, handed=begin is not None)
         except BaseException as caught:  # noqa: BLE001 - raised by `commit`

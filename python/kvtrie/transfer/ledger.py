@@ -49,7 +49,7 @@ class Ledger:
         tiers: the manager's tiers.
         threads: the threads of each storage, and under None the threads for copies between pools.
         outbox: receives the reports, and holds the sink for more moves.
-        on_call: whether a single thread executes all jobs, and only during a waiting call.
+        inline: whether a single thread executes all jobs, and only during a waiting call.
         deadline_ns: maximum run time of a job in nanoseconds, after which its moves are reported
             failed, or None for no limit.
         clock: nanoseconds, monotone.
@@ -57,7 +57,7 @@ class Ledger:
         compute: the stream possibly still writing the sources of new moves, or None without a GPU.
 
     Attributes:
-        pools: as given, like `clock`, `deadline_ns`, `moves_per_job` and `on_call`.
+        pools: as given, like `clock`, `deadline_ns`, `moves_per_job` and `inline`.
         section: the lock of the attributes below.
         schedule: waiting and running jobs.
         claimed: by lease, claimed loads not yet begun by a layer-wise engine.
@@ -74,7 +74,7 @@ class Ledger:
         threads: Mapping[int | None, Sequence[threading.Thread]],
         outbox: Outbox,
         *,
-        on_call: bool,
+        inline: bool,
         deadline_ns: int | None,
         clock: Callable[[], int],
         moves_per_job: int,
@@ -86,15 +86,15 @@ class Ledger:
         self.moves_per_job = moves_per_job
         self._compute = compute
         self.section = Section()
-        self.on_call = on_call
+        self.inline = inline
         self._remote = RemoteStores(pools, tiers, threads, moves_per_job)
-        self.schedule = Schedule(tiers, split=not on_call, limits=self._remote.limits)
+        self.schedule = Schedule(tiers, split=not inline, limits=self._remote.limits)
         self.claimed: dict[int, list[Job]] = {}
         self.closed = False
         self._threads = threads
         self._outbox = outbox
         self._broken: BaseException | None = None
-        self._given: list[Job] = []  # with `on_call`: the thread's next jobs
+        self._given: list[Job] = []  # with `inline`: the thread's next jobs
 
     def submit(self, moves: Moves) -> None:
         """Accept moves, as for `Runner.submit`."""
@@ -150,9 +150,9 @@ class Ledger:
             self.section.notify_all()
 
     @property
-    def here(self) -> bool:
+    def in_own_process(self) -> bool:
         """Whether this process created the ledger."""
-        return self.section.here
+        return self.section.in_own_process
 
     @property
     def pending(self) -> int:
@@ -217,7 +217,7 @@ class Ledger:
                 news = self.poll(before)
                 if done():
                     return
-                if self.on_call:
+                if self.inline:
                     self._give()
                 if news:
                     continue
@@ -226,7 +226,7 @@ class Ledger:
                 ticket = self.section.ticket(self.patience())
             ticket.wait()
 
-    def settle(self) -> set[threading.Thread | None]:
+    def await_running(self) -> set[threading.Thread | None]:
         """Block until all running jobs have ended or hang, and return the threads of hung jobs."""
         while True:
             with self.section:
@@ -274,7 +274,7 @@ class Ledger:
         """
         self._expire()
         jobs, self._given = self._given, []
-        return jobs if self.on_call else self._next(worker, storage)
+        return jobs if self.inline else self._next(worker, storage)
 
     def end(self, job: Job, error: str | None = None, *, cancelled: bool = False) -> None:
         """Report the end of a running job and start its dependents.
@@ -295,7 +295,7 @@ class Ledger:
             if (sink := self._outbox.sink) is not None and not job.lease:
                 brought = job.bytes if error is None else 0
                 sink.ended(job, self.clock(), brought=brought)
-            job.settle(ok=error is None)
+            job.record_end(ok=error is None)
             self.report(job.ids, error=error, cancelled=cancelled and not late)
             self._release(job.ids, ok=error is None)
             try:
@@ -372,7 +372,7 @@ class Ledger:
 
         Moves of unusable blocks leave the job and are reported failed.
         """
-        self.fail(job, job.prove())
+        self.fail(job, job.verify_source())
         self.fail(job, job.mark())
 
     def fail(self, job: Job, failed: Mapping[int, str]) -> list[str]:
@@ -394,7 +394,7 @@ class Ledger:
         with self.section:
             late = job.state is JobState.LATE
             if not late:
-                job.there = job.layers[0] + layers_done
+                job.copied_to = job.layers[0] + layers_done
                 self.report(job.ids, layers_done=layers_done)
                 self.section.notify_all()
         if not late:
@@ -413,7 +413,7 @@ class Ledger:
 
     def _give_up(self) -> bool:
         """Cancel the moves blocked by hung jobs and return whether there were any."""
-        parts = kept_from_starting(self.schedule, self._threads, on_call=self.on_call)
+        parts = kept_from_starting(self.schedule, self._threads, inline=self.inline)
         return sum(self.cancel(ids, why, blame=blame) for ids, why, blame in parts) > 0
 
     def _expire(self) -> bool:

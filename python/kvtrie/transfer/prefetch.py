@@ -117,13 +117,14 @@ class Prefetcher:
         keys = keys[: (len(path) - keep) // manager.block_tokens]
         path = path[: len(keys) * manager.block_tokens]
         if self._answers is None:
-            local = near = self.near(manager.lookup(path, now=now, scope=scope, keep=0))
+            match = manager.lookup(path, now=now, scope=scope, keep=0)
+            local = local_blocks = self.local_blocks(match)
             search = None
         else:
             parts = manager.parts_above(path, self._tier, scope=scope)
             search = GroupSearch(manager, self._answers, keys, parts)
-            near, local = search.near, search.local
-        question = Question(path, scope, near, keys[near:], deadline, search=search)
+            local_blocks, local = search.local_blocks, search.local
+        question = Question(path, scope, local_blocks, keys[local_blocks:], deadline, search=search)
         if local == len(keys):
             question.found = Found(0, 0, 0, 0)
             question.close()
@@ -131,7 +132,7 @@ class Prefetcher:
             self._questions.ask(question, now)
         return question
 
-    def near(self, match: Match) -> int:
+    def local_blocks(self, match: Match) -> int:
         """Return the number of leading blocks of a match complete on a tier above the store."""
         count = 0
         while count < len(match.handles):
@@ -147,12 +148,13 @@ class Prefetcher:
         Returns:
             The number of leading blocks on a faster tier or marked.
         """
-        found, near, path, search = question.found, question.near, question.path, question.search
+        found, local_blocks = question.found, question.local_blocks
+        path, search = question.path, question.search
         if found is None:
-            return near
-        upto = near + found.blocks if search is None else search.stored
+            return local_blocks
+        upto = local_blocks + found.blocks if search is None else search.stored
         mark = partial(self._manager.mark, tier=self._tier, now=self._clock(), scope=question.scope)
-        if found.refuted or (upto - near < len(question.keys) and not found.late):
+        if found.refuted or (upto - local_blocks < len(question.keys) and not found.late):
             # A leased or moving block cannot be cleared: it stays marked, and its load fails.
             with suppress(ConfigError):
                 mark(path, present=False, skip=upto)
@@ -161,29 +163,30 @@ class Prefetcher:
         if found.blocks:
             # If a local block left since the query, or leases fill the tier, none is marked.
             with suppress(ConfigError, NoSpaceError):
-                mark(path[: upto * self._manager.block_tokens], present=True, skip=near)
+                mark(path[: upto * self._manager.block_tokens], present=True, skip=local_blocks)
                 question.wanted = upto
                 return upto
-        return near
+        return local_blocks
 
     def _mark_groups(
         self, question: Question, search: GroupSearch, mark: Callable[..., object]
     ) -> int:
         """Clear lost blocks of each group, and mark the blocks needed by the longest border."""
-        size, near, border = self._manager.block_tokens, question.near, search.border
+        size, border = self._manager.block_tokens, search.border
+        local_blocks = question.local_blocks
         for group, first, end in search.lost():
             with suppress(ConfigError):  # as above
                 mark(question.path[: end * size], present=False, group=group, skip=first)
         if border <= search.local:
-            return near
+            return local_blocks
         with suppress(ConfigError, NoSpaceError):  # as above
-            if border > near:
-                mark(question.path[: border * size], present=True, group=0, skip=near)
+            if border > local_blocks:
+                mark(question.path[: border * size], present=True, group=0, skip=local_blocks)
             for group, first, end in search.needed():
                 mark(question.path[: end * size], present=True, group=group, skip=first)
             question.wanted = border
-            return max(near, border)
-        return near
+            return max(local_blocks, border)
+        return local_blocks
 
     def close(self) -> None:
         """End each thread after its current call."""
@@ -250,14 +253,14 @@ class BlockingPrefetcher:
                         return
                     ledger.poll()
                     match = manager.lookup(path, now=now, scope=scope, keep=0)
-                    if (near := prefetcher.near(match)) > most:
-                        most = near
+                    if (local_blocks := prefetcher.local_blocks(match)) > most:
+                        most = local_blocks
                         had = min(prefix.blocks, len(match.handles))
                         host = min(pins.most, had + match.resident("host", skip=had))
                         pins.extend(prefix, match.handles[:host], now)
                         (reply,) = manager.hint([hint], now=now)
                         ledger.poll()
-                        if reply.code != "crowded" or ledger.on_call:
+                        if reply.code != "crowded" or ledger.inline:
                             return
                     if not ledger.pending:
                         return

@@ -93,9 +93,12 @@ class Runner:
         sink: Sink | None = None,
     ) -> None:
         if workers < 0 or layers_per_report < 1 or moves_per_job < 1:
-            raise ConfigError("workers is at least 0, layers and moves per report at least 1")
+            raise ConfigError(
+                f"workers is {workers}, at least 0 wanted; layers_per_report is "
+                f"{layers_per_report} and moves_per_job {moves_per_job}, at least 1 wanted"
+            )
         if deadline_s is not None and deadline_s <= 0:
-            raise ConfigError(f"a deadline of {deadline_s} s has passed before a move starts")
+            raise ConfigError(f"deadline_s is {deadline_s}, more than 0 wanted, or None for none")
         memory = [in_memory(pool) for pool in pools]
         for group in range(max(map(len, map(parts_of, pools)), default=0)):
             agree(
@@ -104,9 +107,9 @@ class Runner:
                 for part in parts_of(pool)[group : group + 1]
                 if isinstance(part, HasBlockFormat)
             )
-        on_call = workers == 0
+        inline = workers == 0
         counts: dict[int | None, int] = {None: workers or 1}
-        if not on_call:
+        if not inline:
             storages = [at for at, pool in enumerate(pools) if pool is not None and not memory[at]]
             counts |= {at: tiers[at].threads() if tiers else _WORKERS for at in storages}
         every = [part for pool in pools for part in parts_of(pool)]
@@ -114,7 +117,7 @@ class Runner:
         cuda = next((device for device in devices if device.type == "cuda"), None)
         compute = None if cuda is None else torch.cuda.current_stream(cuda)
         threads = {
-            storage: [self._thread(storage, at, compute, own=not on_call) for at in range(count)]
+            storage: [self._thread(storage, at, compute, own=not inline) for at in range(count)]
             for storage, count in counts.items()
         }
         self.threads = [thread for each in threads.values() for thread in each]
@@ -128,7 +131,7 @@ class Runner:
             tiers,
             threads,
             self._outbox,
-            on_call=on_call,
+            inline=inline,
             deadline_ns=None if deadline_s is None else int(deadline_s * _NS),
             clock=clock,
             moves_per_job=moves_per_job,
@@ -154,14 +157,15 @@ class Runner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.ledger.here:  # leaving the block in a fork must not end the parent's threads
+        # Leaving the block in a fork must not end the parent's threads.
+        if self.ledger.in_own_process:
             self.close()
 
     def __del__(self) -> None:
         """Fail every remaining move, because no thread works for a dropped runner."""
         # Missing after refused arguments.
         ledger: Ledger | None = getattr(self, "ledger", None)
-        if ledger is None or not ledger.here or sys.is_finalizing():
+        if ledger is None or not ledger.in_own_process or sys.is_finalizing():
             return
         self._outbox.callback = None
         ledger.abandon("the runner was dropped")
@@ -250,16 +254,18 @@ class Runner:
         Threads hung beyond the deadline are not joined. Closing twice does nothing.
         """
         self.ledger.shut("closed before the move started")
-        hanging = self.ledger.settle()
+        hanging = self.ledger.await_running()
         for thread in self.threads:
             if thread not in hanging:
                 thread.join()
 
     def _end_at_exit(self) -> None:
-        if self.ledger.here:
+        if self.ledger.in_own_process:
             self.ledger.shut("the process ends")
 
-    def attend(self, stream: torch.cuda.Stream | None, storage: int | None = None) -> Ticket | None:
+    def run_ready_jobs(
+        self, stream: torch.cuda.Stream | None, storage: int | None = None
+    ) -> Ticket | None:
         """Execute the startable jobs of the calling worker thread.
 
         Args:
@@ -294,7 +300,7 @@ def _work(ref: weakref.ref[Runner], stream: torch.cuda.Stream | None, storage: i
     """Run a thread's loop, referring to the runner only while working, so it can be dropped."""
     while (runner := ref()) is not None:
         try:
-            ticket = runner.attend(stream, storage)
+            ticket = runner.run_ready_jobs(stream, storage)
         except BaseException as broken:  # noqa: BLE001 - raised to the waiting caller
             runner.ledger.stop(broken)
             return

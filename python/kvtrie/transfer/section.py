@@ -78,7 +78,7 @@ class Section:
         self._tickets: list[Ticket] = []
 
     @property
-    def here(self) -> bool:
+    def in_own_process(self) -> bool:
         """Whether this process created the section."""
         return os.getpid() == self._pid
 

@@ -39,7 +39,7 @@ class Question:
     Attributes:
         path: tokens of the blocks.
         scope: their scope.
-        near: leading blocks on faster tiers, not queried.
+        local_blocks: leading blocks on faster tiers, not queried.
         keys: content keys `(blocks, 32)` of the blocks after them.
         deadline: end of the wait for an answer, nanoseconds of the clock.
         found: the answer, once received.
@@ -52,7 +52,7 @@ class Question:
 
     path: NDArray[np.uint32]
     scope: Scope | None
-    near: int
+    local_blocks: int
     keys: NDArray[np.uint8]
     deadline: int
     found: Found | None = None

@@ -94,7 +94,7 @@ class Stream:
     def __del__(self) -> None:
         """End the thread: a stream without a reference gets no more calls."""
         section: Section | None = getattr(self, "_section", None)
-        if section is not None and section.here and not sys.is_finalizing():
+        if section is not None and section.in_own_process and not sys.is_finalizing():
             self.close(wait=False)
 
     @property
@@ -155,9 +155,9 @@ class Stream:
 
     def synchronize(self) -> None:
         """Block until all submitted calls are done, also on the GPU."""
-        self.submit(self.settle).join()
+        self.submit(self.finish_device_work).join()
 
-    def settle(self) -> None:
+    def finish_device_work(self) -> None:
         """Block until the GPU has finished the enqueued work. Use it within a call."""
         if self.cuda is not None:
             self.cuda.synchronize()
@@ -174,7 +174,7 @@ class Stream:
         return event
 
     def measure(self, begin: torch.cuda.Event, on_time: Callable[[int], object]) -> None:
-        """Pass the nanoseconds since a mark to `on_time` at the next `settle`.
+        """Pass the nanoseconds since a mark to `on_time` at the next `finish_device_work`.
 
         Use it within a call.
         """
@@ -197,7 +197,7 @@ class Stream:
     def _end(self) -> None:
         self.close(wait=False)
 
-    def attend(self) -> Ticket | None:
+    def run_calls(self) -> Ticket | None:
         """Make the waiting calls, on the stream's thread.
 
         Returns:
@@ -234,7 +234,7 @@ class Stream:
 def _work(ref: weakref.ref[Stream]) -> None:
     """Run the thread's loop, referring to the stream only while working, so it can be dropped."""
     while (stream := ref()) is not None:
-        ticket = stream.attend()
+        ticket = stream.run_calls()
         del stream
         if ticket is None:
             return

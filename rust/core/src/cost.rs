@@ -247,11 +247,11 @@ fn check(name: &str, value: f64) -> Result<()> {
 }
 
 fn interpolate(points: &[(u64, f64)], context: u64) -> f64 {
-    let behind = points.partition_point(|&(place, _)| place <= context);
-    if behind == 0 || points.len() == 1 {
+    let after = points.partition_point(|&(place, _)| place <= context);
+    if after == 0 || points.len() == 1 {
         return points[0].1;
     }
-    let right = behind.min(points.len() - 1);
+    let right = after.min(points.len() - 1);
     let ((a, low), (b, high)) = (points[right - 1], points[right]);
     low + (high - low) * (real(context - a) / real(b - a))
 }

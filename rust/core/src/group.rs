@@ -205,17 +205,17 @@ pub(crate) fn longest_over_holes(
     has: impl Fn(usize, u32) -> bool,
 ) -> u32 {
     let hole = |block: u32| holes.binary_search(&block).is_ok();
-    let there = |at: usize, block: u32| hole(block) || has(at, block);
+    let resident = |at: usize, block: u32| hole(block) || has(at, block);
     let begins = |&&start: &&u32| start.checked_sub(1).is_none_or(|before| !hole(before));
     let lacks = |&&start: &&u32| {
         groups.iter().enumerate().any(|(at, group)| {
             let mut needed = group.needed(start, block_tokens).iter();
-            group.kind == GroupKind::State || !needed.all(|block| there(at, block))
+            group.kind == GroupKind::State || !needed.all(|block| resident(at, block))
         })
     };
     let mut most = holes.iter().filter(begins).find(lacks).map_or(most, |&start| start.min(most));
     loop {
-        let border = longest(groups, block_tokens, most, there);
+        let border = longest(groups, block_tokens, most, resident);
         let before = (0..border).rev().take_while(|&block| hole(block)).last();
         let Some(start) = before else { return border };
         most = start;
@@ -267,8 +267,8 @@ mod tests {
     fn resumes(groups: &[Group], size: u64, border: u32, has: &[Vec<bool>]) -> bool {
         let query = u64::from(border) * size;
         groups.iter().zip(has).all(|(group, has)| {
-            let there = |token: u64| has[usize::try_from(token / size).unwrap()];
-            let past = (0..query).all(|past| !attends(group.kind, query, past) || there(past));
+            let resident = |token: u64| has[usize::try_from(token / size).unwrap()];
+            let past = (0..query).all(|past| !attends(group.kind, query, past) || resident(past));
             past && (group.kind != GroupKind::State || border == 0 || has[border as usize - 1])
         })
     }
@@ -281,11 +281,11 @@ mod tests {
         let computed = (0..end).filter(|&token| hole(token));
         computed.chain([end]).all(|query| {
             groups.iter().zip(has).all(|(group, has)| {
-                let there = |past| hole(past) || has[usize::try_from(past / size).unwrap()];
+                let resident = |past| hole(past) || has[usize::try_from(past / size).unwrap()];
                 let state = group.kind == GroupKind::State;
                 // A pass over a hole would begin with the state after it.
-                let found = !state || (query == end && (end == 0 || there(end - 1)));
-                found && (0..query).all(|past| !attends(group.kind, query, past) || there(past))
+                let found = !state || (query == end && (end == 0 || resident(end - 1)));
+                found && (0..query).all(|past| !attends(group.kind, query, past) || resident(past))
             })
         }) && (border == 0 || !hole(end - 1))
     }

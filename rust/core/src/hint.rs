@@ -236,7 +236,7 @@ pub struct HintReply {
     /// Number of blocks with the hint in force.
     pub blocks: u64,
     /// Number of blocks of the target without the hint in force: clipped, or not cached yet.
-    pub left: u64,
+    pub not_applied: u64,
     /// Last reason for incomplete effect, machine-readable.
     pub code: HintCode,
     /// Reason for incomplete effect, human-readable. Empty if accepted.

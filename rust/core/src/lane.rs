@@ -110,7 +110,7 @@ impl Lanes {
     }
 
     /// Adds measured busy time to all lanes of a name. Returns false if there is no such lane.
-    pub(crate) fn saw(&mut self, name: &str, busy: Nanos) -> bool {
+    pub(crate) fn add_busy(&mut self, name: &str, busy: Nanos) -> bool {
         let mut found = false;
         for lane in self.lanes.iter_mut().filter(|lane| lane.spec.name == name) {
             lane.seen = lane.seen.saturating_add(busy);
@@ -177,7 +177,7 @@ impl Lanes {
     }
 
     /// Measured busy time of this lane in nanoseconds. See
-    /// [`Manager::saw_lane`](crate::manager::Manager::saw_lane).
+    /// [`Manager::add_lane_busy`](crate::manager::Manager::add_lane_busy).
     #[must_use]
     pub fn seen(&self, lane: LaneId) -> Nanos {
         self.lanes[lane].seen
@@ -244,8 +244,8 @@ mod tests {
         let mut lanes = Lanes::default();
         let lane = lanes.add(spec("up", 1, 5, None));
         lanes.transmit(lane, 100, 0, 1);
-        assert!(lanes.saw("up", 3) && lanes.saw("up", 4));
-        assert!(!lanes.saw("down", 1));
+        assert!(lanes.add_busy("up", 3) && lanes.add_busy("up", 4));
+        assert!(!lanes.add_busy("down", 1));
         assert_eq!((lanes.seen(lane), lanes.predicted(lane)), (7, 100 * 1_000_000_000 + 5));
     }
 

@@ -256,9 +256,9 @@ impl Manager {
     ///
     /// # Errors
     /// [`Error::Config`] for an unknown lane.
-    pub fn saw_lane(&mut self, lane: &str, busy_ns: Nanos) -> Result<()> {
+    pub fn add_lane_busy(&mut self, lane: &str, busy_ns: Nanos) -> Result<()> {
         self.open()?;
-        if self.lanes.saw(lane, busy_ns) {
+        if self.lanes.add_busy(lane, busy_ns) {
             return Ok(());
         }
         Err(Error::config(format!("there is no lane '{lane}'")))

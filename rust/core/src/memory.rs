@@ -17,10 +17,10 @@ pub(crate) fn check(bytes: usize, what: impl FnOnce() -> String) -> Result<()> {
         return Ok(());
     }
     let mut tried: Vec<u8> = Vec::new();
-    let there = tried.try_reserve_exact(bytes).is_ok();
+    let available = tried.try_reserve_exact(bytes).is_ok();
     // Keeps the compiler from eliding an unused allocation.
     std::hint::black_box(tried.as_ptr());
-    if there {
+    if available {
         return Ok(());
     }
     Err(Error::config(format!("{} takes {bytes} bytes of memory, more than available", what())))

@@ -20,7 +20,7 @@ use crate::time::Nanos;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// Resident, or in flight.
-    Here {
+    Resident {
         /// Ready time.
         ready: Nanos,
     },
@@ -73,7 +73,7 @@ fn run(steps: &[Step], load: &[bool], free: &mut [Nanos]) -> Nanos {
     let mut ready = 0;
     for (step, &load) in steps.iter().zip(load) {
         ready = match step.source {
-            Source::Here { ready: arrival } => ready.max(arrival),
+            Source::Resident { ready: arrival } => ready.max(arrival),
             Source::Load { lane, time, from } if load => {
                 free[lane] = free[lane].max(from).saturating_add(time);
                 ready.max(free[lane])
@@ -118,7 +118,7 @@ impl Step {
     fn lane(&self) -> Option<usize> {
         match self.source {
             Source::Load { lane, .. } => Some(lane),
-            Source::Here { .. } | Source::Missing => None,
+            Source::Resident { .. } | Source::Missing => None,
         }
     }
 }
@@ -201,7 +201,7 @@ mod tests {
     fn a_path_without_choices_has_one_answer() {
         let steps = [
             Step { compute: 5, source: Source::Missing },
-            Step { compute: 9, source: Source::Here { ready: 20 } },
+            Step { compute: 9, source: Source::Resident { ready: 20 } },
             Step { compute: 5, source: Source::Missing },
         ];
         assert_eq!(solve(&steps, &[]), Solution { load: vec![false; 3], finish: 25, exact: true });

@@ -119,7 +119,7 @@ mod tests {
     fn naive(tokens: &[Token], other: &[Token]) -> usize {
         let mut covered = BTreeSet::new();
         for (at, run) in tokens.windows(RUN).enumerate() {
-            if other.windows(RUN).any(|there| there == run) {
+            if other.windows(RUN).any(|window| window == run) {
                 covered.extend(at..at + RUN);
             }
         }

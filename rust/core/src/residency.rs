@@ -278,11 +278,11 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// Makes absent blocks fully resident on a tier with enough free slots.
     pub(crate) fn put_new(&mut self, tier: TierId, blocks: &[BlockId]) {
         self.generation += 1;
-        let (here, table) = (&mut self.tiers[tier], &mut self.places[tier].table);
-        match &mut here.shared {
+        let (slots_of_tier, table) = (&mut self.tiers[tier], &mut self.places[tier].table);
+        match &mut slots_of_tier.shared {
             None => {
                 for &block in blocks {
-                    table.put(block, here.space.take().expect("room was made").slot);
+                    table.put(block, slots_of_tier.space.take().expect("room was made").slot);
                 }
             }
             Some(shared) => {
@@ -329,22 +329,22 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     pub(crate) fn vacate(&mut self, tier: TierId, block: BlockId, layers: Layers) -> Layers {
         let TierBlocks { space, layer_slots, .. } = &mut self.tiers[tier];
         let table = &self.places[tier].table;
-        let here = table.get(block);
+        let residency = table.get(block);
         let rest =
-            here.have.without(layers).expect("the vacated layers are at an end of the range");
-        let row = *layer_slots && here.slot != NO_SLOT;
+            residency.have.without(layers).expect("the vacated layers are at an end of the range");
+        let row = *layer_slots && residency.slot != NO_SLOT;
         if row {
-            layers.iter().for_each(|layer| space.set(here.slot, layer, NO_SLOT));
+            layers.iter().for_each(|layer| space.set(residency.slot, layer, NO_SLOT));
         }
         // Layers in flight to this block still need the row.
         let ended = rest.is_empty() && table.arrival(block).is_none();
         if ended && row {
-            space.end_row(here.slot);
+            space.end_row(residency.slot);
         }
-        self.alter(tier, block, |here| {
-            here.have = rest;
+        self.alter(tier, block, |residency| {
+            residency.have = rest;
             if ended {
-                (here.state, here.slot) = (ResidencyState::Absent, NO_SLOT);
+                (residency.state, residency.slot) = (ResidencyState::Absent, NO_SLOT);
             }
         });
         rest
@@ -353,10 +353,10 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// Makes layers resident again in the slot they were leaving. A store still reads the slot.
     pub(crate) fn restore(&mut self, tier: TierId, block: BlockId, slot: Slot, held: Layers) {
         let TierBlocks { space, layer_slots, .. } = &mut self.tiers[tier];
-        let here = self.places[tier].table.get(block);
-        let have = here.have.join(held).expect("it can return");
+        let residency = self.places[tier].table.get(block);
+        let have = residency.have.join(held).expect("it can return");
         // The row may have ended because all its layers have left.
-        let row = match (*layer_slots, here.slot) {
+        let row = match (*layer_slots, residency.slot) {
             (false, _) => slot,
             (true, NO_SLOT) => space.new_row(),
             (true, row) => row,
@@ -364,10 +364,11 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         if *layer_slots {
             space.set(row, held.lo, slot);
         }
-        self.alter(tier, block, |here| {
-            (here.slot, here.have, here.state) = (row, have, ResidencyState::Resident);
+        self.alter(tier, block, |residency| {
+            (residency.slot, residency.have) = (row, have);
+            residency.state = ResidencyState::Resident;
             // The store still reads the slot, like any read.
-            here.busy += 1;
+            residency.busy += 1;
         });
     }
 

@@ -254,13 +254,13 @@ impl Scopes {
         all.into_iter().map(|id| self.get(id))
     }
 
-    /// Adds a holder, until [`Scopes::let_go`].
+    /// Adds a holder, until [`Scopes::release`].
     pub(crate) fn hold(&mut self, id: ScopeId) {
         self.entries[id as usize].as_mut().expect("a scope in use").holders += 1;
     }
 
     /// Undoes one [`Scopes::hold`].
-    pub(crate) fn let_go(&mut self, id: ScopeId) {
+    pub(crate) fn release(&mut self, id: ScopeId) {
         self.entries[id as usize].as_mut().expect("a scope in use").holders -= 1;
         self.emptied(id);
     }

@@ -37,7 +37,7 @@ pub enum MoveKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// The block's residency on that tier.
-    Here,
+    Resident,
     /// A private slot of a lease or for transit.
     PrivateSlot(PrivateSlotId),
     /// The slot of an evicted block, written back by this move.
@@ -57,8 +57,8 @@ pub(crate) struct Endpoint {
 impl Endpoint {
     /// The slot of a block's residency.
     #[inline]
-    pub(crate) fn here(place: impl Into<Place>, slot: Slot) -> Self {
-        Self { place: place.into(), slot, end: End::Here }
+    pub(crate) fn resident(place: impl Into<Place>, slot: Slot) -> Self {
+        Self { place: place.into(), slot, end: End::Resident }
     }
 
     /// A private slot.
@@ -267,12 +267,12 @@ impl Moves {
             return;
         }
         for id in ids {
-            self.let_go(*id);
+            self.release_waiters(*id);
         }
     }
 
     /// Removes a move from the dependencies of its waiters.
-    pub(crate) fn let_go(&mut self, id: MoveId) {
+    pub(crate) fn release_waiters(&mut self, id: MoveId) {
         for waiter in self.waiters.remove(&id).unwrap_or_default() {
             // The waiting move may have failed and ended first.
             let Some(other) = self.in_flight.get_mut(waiter) else { continue };

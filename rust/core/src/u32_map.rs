@@ -93,7 +93,7 @@ impl Table {
         usize::try_from(hash(key) >> 24).unwrap_or_default() & (self.places.len() - 1)
     }
 
-    fn behind(&self, at: usize) -> usize {
+    fn next_place(&self, at: usize) -> usize {
         (at + 1) & (self.places.len() - 1)
     }
 
@@ -111,7 +111,7 @@ impl Table {
             if pair.key == key && meant(pair.value) {
                 return Some(at);
             }
-            at = self.behind(at);
+            at = self.next_place(at);
         }
     }
 
@@ -126,7 +126,7 @@ impl Table {
     fn put(&mut self, pair: MapEntry) {
         let mut at = self.home(pair.key);
         while self.places[at].value != VACANT {
-            at = self.behind(at);
+            at = self.next_place(at);
         }
         self.places[at] = pair;
     }
@@ -135,7 +135,7 @@ impl Table {
     fn vacate(&mut self, mut gap: usize) -> u32 {
         let mask = self.places.len() - 1;
         let value = self.places[gap].value;
-        let mut at = self.behind(gap);
+        let mut at = self.next_place(gap);
         while self.places[at].value != VACANT {
             let pair = self.places[at];
             // An entry may move to the gap if the gap is not before its home.
@@ -144,7 +144,7 @@ impl Table {
                 self.places[gap] = pair;
                 gap = at;
             }
-            at = self.behind(at);
+            at = self.next_place(at);
         }
         self.places[gap].value = VACANT;
         self.len -= 1;

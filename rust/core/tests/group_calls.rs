@@ -36,7 +36,7 @@ fn a_border_that_a_hint_names_is_a_point_that_newer_ones_leave() {
         let mut rig = Rig::new(of(&[FULL, group], 100_000));
         let prompt = tokens(1, 6);
         let reply = resume_at(&mut rig, target(&prompt), &[2 * SIZE, 4 * SIZE]);
-        assert_eq!((reply.answer, reply.blocks, reply.left), (Answer::Deferred, 0, 2));
+        assert_eq!((reply.answer, reply.blocks, reply.not_applied), (Answer::Deferred, 0, 2));
         let id = rig.acquire(&prompt);
         assert_eq!(rig.manager.resume_borders(id).unwrap(), [2, 4, 6]);
         rig.commit(id, &prompt);
@@ -60,7 +60,7 @@ fn a_hint_about_what_is_there_makes_the_point_at_once() {
     let id = rig.ask(&ask).unwrap();
     rig.commit(id, &prompt);
     let reply = resume_at(&mut rig, Target::Lease(id), &[3 * SIZE]);
-    assert_eq!((reply.answer, reply.blocks, reply.left), (Answer::Accepted, 1, 0));
+    assert_eq!((reply.answer, reply.blocks, reply.not_applied), (Answer::Accepted, 1, 0));
     rig.release(id);
     let chat = Target::Session { name: "chat".to_owned(), scope: Scope::default() };
     assert_eq!(resume_at(&mut rig, chat, &[3 * SIZE, 5 * SIZE]).blocks, 2);
@@ -96,7 +96,7 @@ fn a_scope_has_a_bounded_number_of_borders_that_wait() {
     let prompt = tokens(1, 4100);
     let all: Vec<usize> = (1..=4100).map(|block| block * SIZE).collect();
     let reply = resume_at(&mut rig, target(&prompt), &all);
-    assert_eq!((reply.answer, reply.blocks, reply.left), (Answer::Clipped, 0, 4100));
+    assert_eq!((reply.answer, reply.blocks, reply.not_applied), (Answer::Clipped, 0, 4100));
     assert!(reply.reason.contains("4 borders are beyond the 4096"), "{}", reply.reason);
     assert_eq!(resume_at(&mut rig, target(&tokens(2, 1)), &[SIZE]).answer, Answer::Rejected);
     let other = Scope { tenant: b"other".to_vec(), ..Scope::default() };

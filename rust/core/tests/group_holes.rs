@@ -21,7 +21,7 @@ fn lose(rig: &mut Rig, path: &[Token], block: usize) {
     for tier in 0..rig.manager.settings().tiers.len() {
         let (tokens, scope) = (&path[..(block + 1) * SIZE], Scope::default());
         let mark = Mark { tokens, scope, tier, present: false, ready: None, first: None };
-        left += rig.call(|m, now| m.mark_behind(&mark, block, now)).unwrap().len();
+        left += rig.call(|m, now| m.mark_after(&mark, block, now)).unwrap().len();
     }
     assert!(left > 0);
 }
@@ -39,7 +39,7 @@ fn on_host_alone(block: usize) -> Rig {
     rig.mark(&prompt, HOST);
     let (tokens, scope) = (&prompt[..(block + 1) * SIZE], Scope::default());
     let mark = Mark { tokens, scope, tier: GPU, present: false, ready: None, first: None };
-    rig.call(|m, now| m.mark_behind(&mark, block, now)).unwrap();
+    rig.call(|m, now| m.mark_after(&mark, block, now)).unwrap();
     rig
 }
 

@@ -79,7 +79,7 @@ fn fill_with(settings: Settings, mut next: impl FnMut() -> Request) -> Full {
         let matched = manager.lease(id).expect("held").matched();
         manager.commit(id, &tokens[matched..prompt], now).expect("there is room");
         manager.commit(id, &tokens[prompt..], now).expect("there is room");
-        settle(&mut manager, now);
+        complete_all_moves(&mut manager, now);
         running.push_back(id);
         if running.len() > RUNNING {
             manager.release(running.pop_front().expect("not empty"), now).expect("it is held");
@@ -98,7 +98,7 @@ fn fill_with(settings: Settings, mut next: impl FnMut() -> Request) -> Full {
 }
 
 /// Ends every move at once.
-fn settle(manager: &mut Manager, now: u64) {
+fn complete_all_moves(manager: &mut Manager, now: u64) {
     loop {
         let moves = manager.moves(usize::MAX).expect("the manager is open");
         if moves.is_empty() {

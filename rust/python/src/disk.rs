@@ -91,20 +91,20 @@ impl DiskStore {
     }
 
     /// Fail in a fork of the process that opened the store.
-    fn here(&self) -> PyResult<()> {
-        let (pid, here) = (self.pid, process::id());
-        if pid == here {
+    fn check_process(&self) -> PyResult<()> {
+        let (pid, this) = (self.pid, process::id());
+        if pid == this {
             return Ok(());
         }
         Err(bad(format!(
-            "{}: process {pid} opened this, and process {here} is a fork of it that cannot use its \
+            "{}: process {pid} opened this, and process {this} is a fork of it that cannot use its \
              threads and its files: open the folder here",
             self.folder.display()
         )))
     }
 
     fn store(&self) -> PyResult<Arc<Store>> {
-        self.here()?;
+        self.check_process()?;
         let store = self.store.read().unwrap_or_else(PoisonError::into_inner);
         let closed = || ClosedError::new_err(format!("{} is closed", self.folder.display()));
         store.clone().ok_or_else(closed)
@@ -123,7 +123,7 @@ impl DiskStore {
 
 impl Drop for DiskStore {
     fn drop(&mut self) {
-        if self.here().is_err() {
+        if self.check_process().is_err() {
             let store = self.store.get_mut().unwrap_or_else(PoisonError::into_inner);
             mem::forget(store.take());
         }
@@ -301,7 +301,7 @@ impl DiskStore {
         label: &[u8],
         wall: u64,
     ) -> PyResult<()> {
-        self.here()?;
+        self.check_process()?;
         let (key, layers) = (self::key(key)?, Layers::new(layers.0, layers.1));
         let bytes = memory.as_slice().map_err(|_| contiguous())?;
         let label = self::label(label)?;
@@ -338,7 +338,7 @@ impl DiskStore {
         wall: u64,
         depth: usize,
     ) -> PyResult<Messages> {
-        self.here()?;
+        self.check_process()?;
         let known = blocks.iter().map(|block| Ok((key(&block.0)?, label(&block.4)?)));
         let known: Vec<(BlockKey, Label)> = known.collect::<PyResult<_>>()?;
         let records: Vec<Vec<u8>> = known.iter().map(|(_, label)| label.record.encode()).collect();
@@ -456,7 +456,7 @@ impl DiskStore {
 
     /// Write pending frames and release the lock. Closing twice has no effect.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.here()?;
+        self.check_process()?;
         let taken = self.store.write().unwrap_or_else(PoisonError::into_inner).take();
         let Some(store) = taken else { return Ok(()) };
         // With a call still running in a second thread, the end of the call closes the store.

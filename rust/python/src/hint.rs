@@ -24,15 +24,15 @@ record! {
         /// Number of blocks with the hint in force.
         blocks: u64 = reply.blocks;
         /// Number of named blocks without the hint in force.
-        left: u64 = reply.left;
+        not_applied: u64 = reply.not_applied;
         /// Last reason for blocks without the hint in force, as a fixed word.
         code: &'static str = reply.code.name();
         /// The same reason as a sentence. Empty if accepted.
         reason: &str = &reply.reason;
     }
     repr format!(
-        "HintReply({}, blocks={}, left={}, code={}, reason={:?})",
-        reply.answer.name(), reply.blocks, reply.left, reply.code.name(), reply.reason
+        "HintReply({}, blocks={}, not_applied={}, code={}, reason={:?})",
+        reply.answer.name(), reply.blocks, reply.not_applied, reply.code.name(), reply.reason
     );
 }
 

@@ -82,19 +82,19 @@ impl KeptFile {
         }
     }
 
-    fn here(&self) -> PyResult<()> {
-        let (pid, here) = (self.pid, process::id());
-        if pid == here {
+    fn check_process(&self) -> PyResult<()> {
+        let (pid, this) = (self.pid, process::id());
+        if pid == this {
             return Ok(());
         }
         Err(bad(format!(
-            "{}: process {pid} opened this, and process {here} is a fork of it: open it here",
+            "{}: process {pid} opened this, and process {this} is a fork of it: open it here",
             self.path.display()
         )))
     }
 
     fn table(&self) -> PyResult<Arc<Table>> {
-        self.here()?;
+        self.check_process()?;
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         let closed = || ClosedError::new_err(format!("{} is closed", self.path.display()));
         table.clone().ok_or_else(closed)
@@ -103,7 +103,7 @@ impl KeptFile {
 
 impl Drop for KeptFile {
     fn drop(&mut self) {
-        if self.here().is_err() {
+        if self.check_process().is_err() {
             let table = self.table.get_mut().unwrap_or_else(PoisonError::into_inner);
             mem::forget(table.take());
         }
@@ -169,10 +169,10 @@ impl KeptFile {
         Ok(self.table()?.sealed())
     }
 
-    /// Number of slots of earlier processes neither proved nor overwritten yet.
+    /// Number of slots of earlier processes neither verified nor overwritten yet.
     #[getter]
-    fn unproved(&self) -> PyResult<u32> {
-        Ok(self.table()?.unproved())
+    fn unverified(&self) -> PyResult<u32> {
+        Ok(self.table()?.unverified())
     }
 
     /// Number of lost blocks by reason.
@@ -231,14 +231,14 @@ impl KeptFile {
         sealed.map_err(raise)
     }
 
-    /// Layers to prove in a slot before its first use, or None.
-    fn to_prove(&self, slot: u32) -> PyResult<Option<(u16, u16)>> {
-        let layers = self.table()?.to_prove(slot).map_err(raise)?;
+    /// Layers to verify in a slot before its first use, or None.
+    fn layers_to_verify(&self, slot: u32) -> PyResult<Option<(u16, u16)>> {
+        let layers = self.table()?.layers_to_verify(slot).map_err(raise)?;
         Ok(layers.map(|layers| (layers.lo, layers.hi)))
     }
 
     /// Prove the block of an earlier process in a slot, with the memory of its layers.
-    fn prove(
+    fn verify_block(
         &self,
         py: Python<'_>,
         slot: u32,
@@ -247,7 +247,7 @@ impl KeptFile {
     ) -> PyResult<()> {
         let (table, key) = (self.table()?, self::key(key)?);
         let bytes = memory.as_slice().map_err(|_| contiguous())?;
-        py.detach(|| table.prove(slot, &key, bytes)).map_err(raise)
+        py.detach(|| table.verify_block(slot, &key, bytes)).map_err(raise)
     }
 
     /// Index of the stored blocks. `slots` renumbers them, and leaves out negative numbers.
@@ -311,19 +311,19 @@ impl KeptFile {
         Ok(listed.collect())
     }
 
-    /// Read a slot through the file and prove it as the block of a key, for tools.
+    /// Read a slot through the file and verify it as the block of a key, for tools.
     fn verify(&self, py: Python<'_>, slot: u32, key: &[u8]) -> PyResult<()> {
         let (table, key) = (self.table()?, self::key(key)?);
         py.detach(|| {
-            let Some(layers) = table.to_prove(slot)? else { return Ok(()) };
-            table.prove(slot, &key, &table.read(slot, layers)?)
+            let Some(layers) = table.layers_to_verify(slot)? else { return Ok(()) };
+            table.verify_block(slot, &key, &table.read(slot, layers)?)
         })
         .map_err(raise)
     }
 
     /// Release the lock after the last running call. Closing twice has no effect.
     fn close(&self) -> PyResult<()> {
-        self.here()?;
+        self.check_process()?;
         drop(self.table.write().unwrap_or_else(PoisonError::into_inner).take());
         Ok(())
     }

@@ -76,14 +76,14 @@ impl Miss {
 
     /// Index of the first token different from all cached branches, or None.
     #[getter]
-    fn parted_at(&self, py: Python<'_>) -> Option<usize> {
-        self.answer(py).parted_at
+    fn diverged_at(&self, py: Python<'_>) -> Option<usize> {
+        self.answer(py).diverged_at
     }
 
     /// Content key of the last block shared with the branches. None at a first block.
     #[getter]
-    fn parting<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
-        self.answer(py).parting.map(|key| PyBytes::new(py, &key))
+    fn divergence<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
+        self.answer(py).divergence.map(|key| PyBytes::new(py, &key))
     }
 
     /// Branches at the divergence.
@@ -126,10 +126,11 @@ impl Miss {
 
     fn __repr__(&self, py: Python<'_>) -> String {
         let miss = self.answer(py);
-        let parted = miss.parted_at.map_or_else(|| "None".to_owned(), |at| at.to_string());
+        let diverged = miss.diverged_at.map_or_else(|| "None".to_owned(), |at| at.to_string());
         let causes =
             miss.causes.iter().map(|(from, to, why)| format!("{from}..{to} {}", why.name()));
         let causes: Vec<String> = causes.collect();
-        format!("Miss(tokens={}, parted_at={parted}, causes=[{}])", miss.tokens, causes.join(", "))
+        let causes = causes.join(", ");
+        format!("Miss(tokens={}, diverged_at={diverged}, causes=[{causes}])", miss.tokens)
     }
 }

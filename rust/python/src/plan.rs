@@ -91,7 +91,7 @@ impl Plan {
     fn ready(&self, layer: Layer) -> PyResult<u64> {
         let layer = layer.0;
         self.check(layer)?;
-        let there = |span: &kvtrie_core::Span| {
+        let resident_at = |span: &kvtrie_core::Span| {
             let parts = u64::from(span.stop - span.start) * u64::from(span.layers.len());
             let step = (span.ready - span.first_ready.min(span.ready)) / (parts - 1).max(1);
             span.ready - u64::from(span.layers.hi - 1 - layer) * step
@@ -100,7 +100,7 @@ impl Plan {
         let awaited = spans
             .filter(|span| span.action != Action::Recompute && span.layers.contains(layer))
             .filter(|span| span.start < span.stop);
-        Ok(awaited.map(there).max().unwrap_or(0))
+        Ok(awaited.map(resident_at).max().unwrap_or(0))
     }
 
     fn __repr__(&self) -> String {

@@ -31,7 +31,7 @@ pub(crate) use unchecked::Unchecked;
 const MOST: usize = 1 << 28;
 
 /// Tokens checked and converted per chunk, within the L1 cache.
-const NEAR: usize = 1024;
+const CHUNK: usize = 1024;
 
 /// A sequence of tokens.
 pub(crate) enum Tokens<'py> {
@@ -212,10 +212,10 @@ where
     if let Some(tokens) = in_place(array.cast::<PyArray1<T>>()?) {
         let mut narrow: Vec<Token> = vector(tokens.len(), "tokens")?;
         let mut all = 0;
-        for near in bytemuck::cast_slice::<T, u64>(tokens).chunks(NEAR) {
-            all |= near.iter().fold(0, |all, token| all | token);
+        for chunk in bytemuck::cast_slice::<T, u64>(tokens).chunks(CHUNK) {
+            all |= chunk.iter().fold(0, |all, token| all | token);
             #[expect(clippy::cast_possible_truncation, reason = "it is looked at before")]
-            narrow.extend(near.iter().map(|token| *token as Token));
+            narrow.extend(chunk.iter().map(|token| *token as Token));
         }
         if all <= u64::from(Token::MAX) {
             return Ok(narrow);

@@ -68,8 +68,8 @@ fn main() -> Result<(), Failure> {
 
 /// Nanoseconds that this thread has had a processor.
 fn spent() -> Result<u64, Failure> {
-    let told = std::fs::read_to_string("/proc/thread-self/schedstat")?;
-    Ok(told.split_whitespace().next().ok_or("no schedstat")?.parse()?)
+    let schedstat = std::fs::read_to_string("/proc/thread-self/schedstat")?;
+    Ok(schedstat.split_whitespace().next().ok_or("no schedstat")?.parse()?)
 }
 
 fn read(file: &str) -> Result<Vec<Request>, Failure> {

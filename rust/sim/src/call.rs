@@ -301,7 +301,7 @@ impl Calls {
     /// Mark the blocks after the first `skip` as arriving. Returns whether there is room.
     ///
     /// # Errors
-    /// As [`Manager::mark_behind`], except for missing room.
+    /// As [`Manager::mark_after`], except for missing room.
     pub fn mark(
         &mut self,
         tokens: &[Token],
@@ -313,7 +313,7 @@ impl Calls {
         self.at(now)?;
         let (first, ready) = (Some(times.0), Some(times.1));
         let mark = Mark { tokens, scope: Scope::default(), tier, present: true, ready, first };
-        let fits = match self.manager.call(|manager| manager.mark_behind(&mark, skip, now)) {
+        let fits = match self.manager.call(|manager| manager.mark_after(&mark, skip, now)) {
             Ok(_) => true,
             Err(Error::NoSpace { .. }) => false,
             Err(error) => return Err(error),
@@ -325,7 +325,7 @@ impl Calls {
     /// Clear the copies of the blocks after the first `skip`. Returns false if a copy is in use.
     ///
     /// # Errors
-    /// As [`Manager::mark_behind`], except for copies in use by requests, moves or child blocks.
+    /// As [`Manager::mark_after`], except for copies in use by requests, moves or child blocks.
     pub fn clear(
         &mut self,
         tokens: &[Token],
@@ -336,7 +336,7 @@ impl Calls {
         self.at(now)?;
         let scope = Scope::default();
         let mark = Mark { tokens, scope, tier, present: false, ready: None, first: None };
-        let fits = match self.manager.call(|manager| manager.mark_behind(&mark, skip, now)) {
+        let fits = match self.manager.call(|manager| manager.mark_after(&mark, skip, now)) {
             Ok(_) => true,
             Err(Error::Config(_)) => false,
             Err(error) => return Err(error),

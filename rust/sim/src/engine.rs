@@ -97,7 +97,7 @@ impl Service {
         match self.kind {
             Kind::Serial => Box::new(Serial::new(self.clone())),
             Kind::Disaggregated(limits, prefill) if machine < prefill => {
-                Box::new(Continuous::new(self.clone(), limits).giving())
+                Box::new(Continuous::new(self.clone(), limits).handing_over())
             }
             Kind::Continuous(limits) | Kind::Disaggregated(limits, _) => {
                 Box::new(Continuous::new(self.clone(), limits))

@@ -76,8 +76,8 @@ impl Machine {
         let blocks = manager.describe(known.get(own..).unwrap_or_default(), now);
         let sent = blocks.into_iter().map_while(|block| {
             let whole = |tier: &TierId| {
-                let here = block.copies.iter().find(|copy| (copy.tier, copy.group) == (*tier, 0));
-                here.is_some_and(|copy| !copy.leaving && copy.layers.len() == layers)
+                let held = block.copies.iter().find(|copy| (copy.tier, copy.group) == (*tier, 0));
+                held.is_some_and(|copy| !copy.leaving && copy.layers.len() == layers)
             };
             let tier = Some(sources.host).filter(whole).or(sources.disk.filter(whole))?;
             Some((block.block, tier))

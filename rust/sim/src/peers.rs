@@ -49,27 +49,27 @@ impl Peers {
         Some(Self { sources, keep })
     }
 
-    /// Find the machine extending a request's match on `here` farthest, according to a directory.
+    /// Find the machine extending a request's match on the `receiver` farthest, by a directory.
     ///
     /// # Errors
     /// As [`Directory::sendable`].
     pub fn look<'a>(
         &self,
         request: &Request,
-        here: &Machine,
+        receiver: &Machine,
         directory: &dyn Directory,
         machines: impl Iterator<Item = &'a Machine>,
         now: Nanos,
     ) -> Result<Option<Continuation>> {
-        let weight = u64::from(here.calls.settings().token_weight);
+        let weight = u64::from(receiver.calls.settings().token_weight);
         let prompt = request.prompt(self.keep, weight);
         let asked = Query::Tokens(prompt.tokens);
         // The directory may query this manager, so the lock is released first.
-        let own = here.calls.manager().probe(asked, &Scope::default(), prompt.keep)?.len();
+        let own = receiver.calls.manager().probe(asked, &Scope::default(), prompt.keep)?.len();
         let sources = self.sources;
         let found = directory.sendable(prompt, own, sources, &mut { machines }, now)?;
         let rank = |one: &Sendable| (one.blocks, usize::MAX - one.on_disk);
-        let others = found.into_iter().enumerate().filter(|(other, _)| *other != here.number);
+        let others = found.into_iter().enumerate().filter(|(other, _)| *other != receiver.number);
         // On a tie, `max_by_key` takes the last element: the lowest number.
         let best = others.rev().max_by_key(|(_, found)| rank(found));
         let best = best.filter(|(_, found)| found.blocks > 0);
@@ -121,27 +121,27 @@ impl Peers {
     /// transmission, or `None` if there is no room or the preceding blocks were evicted.
     ///
     /// # Errors
-    /// As [`kvtrie_core::Manager::mark_behind`].
+    /// As [`kvtrie_core::Manager::mark_after`].
     pub fn enter(
         &self,
         network: &mut Network,
         fetch: &Fetch,
         request: &Request,
-        here: &mut Machine,
+        receiver: &mut Machine,
         now: Nanos,
     ) -> Result<Option<(Nanos, Nanos)>> {
-        let settings = here.calls.settings();
+        let settings = receiver.calls.settings();
         let (size, layers) = (settings.block_tokens as usize, settings.layers);
         let prompt = &request.tokens[..fetch.blocks.end * size];
-        let known = here.calls.manager().matched(prompt, &Scope::default(), 0)? / size;
+        let known = receiver.calls.manager().matched(prompt, &Scope::default(), 0)? / size;
         if known < fetch.blocks.start {
             return Ok(None);
         }
-        let way = (fetch.from, here.number);
-        let bytes = block_bytes(here) * fetch.blocks.len() as u64;
+        let way = (fetch.from, receiver.number);
+        let bytes = block_bytes(receiver) * fetch.blocks.len() as u64;
         let coming = network.preview(way, bytes, now, layers);
         let skip = fetch.blocks.start;
-        if !here.calls.mark(prompt, self.sources.host, skip, (coming.first, coming.end), now)? {
+        if !receiver.calls.mark(prompt, self.sources.host, skip, (coming.first, coming.end), now)? {
             return Ok(None);
         }
         Ok(Some(network.transmit(way, bytes, now, layers)))

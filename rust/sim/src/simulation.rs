@@ -315,8 +315,8 @@ impl Simulation {
                     engine.ended(&moves, at);
                 }
                 Kind::StepEnds => {
-                    let Server { machine: here, engine, .. } = &mut self.servers[machine];
-                    if let Some(began) = engine.step_ends(here, at)? {
+                    let Server { machine: server_machine, engine, .. } = &mut self.servers[machine];
+                    if let Some(began) = engine.step_ends(server_machine, at)? {
                         self.timeline.span(machine, Track::Step, (began, at), 0);
                     }
                 }
@@ -330,7 +330,7 @@ impl Simulation {
                 Kind::LoadsDue => self.loads_due(machine)?,
                 Kind::DirectoryUpdate => unreachable!("it is taken above"),
             }
-            for mut record in self.settle(machine)? {
+            for mut record in self.take_finished(machine)? {
                 let outside = self.servers[record.machine].cost.request();
                 record.first_token = record.first_token.map(|first| first.saturating_add(outside));
                 record.end = record.end.map(|end| end.saturating_add(outside));
@@ -413,7 +413,7 @@ impl Simulation {
     }
 
     /// Run the consequences of an event on a machine. Returns the finished requests.
-    fn settle(&mut self, number: MachineId) -> Result<Vec<Record>> {
+    fn take_finished(&mut self, number: MachineId) -> Result<Vec<Record>> {
         self.follow(number)?;
         self.hand_over(number)?;
         let finished = self.servers[number].engine.take_finished();

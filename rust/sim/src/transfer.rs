@@ -77,7 +77,7 @@ pub struct Executor {
     /// Waiting job of each move.
     carried: FxHashMap<MoveId, u64>,
     /// Jobs waiting for each move, in order.
-    behind: FxHashMap<MoveId, Vec<u64>>,
+    dependents: FxHashMap<MoveId, Vec<u64>>,
     /// Moves in a lane.
     under_way: FxHashMap<MoveId, Entered>,
     /// Moves of each running transmission, by number.
@@ -122,7 +122,7 @@ impl Executor {
             block_tokens: settings.block_tokens,
             waiting: FxHashMap::default(),
             carried: FxHashMap::default(),
-            behind: FxHashMap::default(),
+            dependents: FxHashMap::default(),
             under_way: FxHashMap::default(),
             running: FxHashMap::default(),
             predicted: BTreeMap::new(),
@@ -203,8 +203,8 @@ impl Executor {
             let (after, urgency) = (job.after, job.urgency);
             self.waiting.insert(number, job);
             if waits {
-                self.behind.entry(after).or_default().push(number);
-                self.hurry(after, urgency);
+                self.dependents.entry(after).or_default().push(number);
+                self.raise_urgency(after, urgency);
             } else {
                 free.push(number);
             }
@@ -225,7 +225,7 @@ impl Executor {
         for id in &moves {
             self.prefetched.arrived(*id, now);
             self.under_way.remove(id);
-            freed.extend(self.behind.remove(id).unwrap_or_default());
+            freed.extend(self.dependents.remove(id).unwrap_or_default());
         }
         (moves, freed)
     }
@@ -308,7 +308,7 @@ impl Executor {
     }
 
     /// Priority inheritance: a job and its dependencies get the urgency of the waiting move.
-    fn hurry(&mut self, mut id: MoveId, urgency: Urgency) {
+    fn raise_urgency(&mut self, mut id: MoveId, urgency: Urgency) {
         while let Some(job) = self.carried.get(&id).and_then(|number| self.waiting.get_mut(number))
         {
             if job.urgency <= urgency {

@@ -201,14 +201,14 @@ fn machines_by_hash_are_runs_of_the_parts() {
             config.router = Box::new(Hash { block_tokens: 16 });
             let (records, _) = play(config, trace.clone());
             for machine in 0..3 {
-                let here: Vec<&Record> =
+                let of_machine: Vec<&Record> =
                     records.iter().filter(|record| record.machine == machine).collect();
-                let part = (0..).zip(&here).map(|(id, record)| {
+                let part = (0..).zip(&of_machine).map(|(id, record)| {
                     let request = trace[usize::try_from(record.id).expect("few")].clone();
                     Request { id, ..request }
                 });
                 let (alone, _) = play(runs(seed, 1).0.swap_remove(which), part.collect());
-                for (one, record) in std::iter::zip(&alone, here) {
+                for (one, record) in std::iter::zip(&alone, of_machine) {
                     assert_eq!(Record { id: record.id, machine, ..one.clone() }, *record);
                 }
             }

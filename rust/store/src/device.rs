@@ -33,7 +33,7 @@ pub struct Item {
 
 /// Transfer path between segments and memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Travel {
+pub struct TransferPath {
     /// Whether direct I/O is used.
     pub direct: bool,
     /// I/O queue: `io_uring`, `threads` or `none`.
@@ -74,8 +74,8 @@ pub trait Device: Send + Sync + Debug {
     }
 
     /// Transfer path of queued operations.
-    fn travel(&self) -> Travel {
-        Travel { direct: false, queue: "none", reasons: Vec::new() }
+    fn travel(&self) -> TransferPath {
+        TransferPath { direct: false, queue: "none", reasons: Vec::new() }
     }
 
     /// Rename a file, replacing the destination.

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use crate::claim::lock;
-use crate::device::{Access, Device, Item, Travel};
+use crate::device::{Access, Device, Item, TransferPath};
 use crate::file::{File, Size};
 use crate::pages::SIZE;
 use crate::work::{Op, Work};
@@ -328,7 +328,7 @@ impl Device for Faults {
         self.inner.run(&mut FaultyWork { work, shared: &self.shared });
     }
 
-    fn travel(&self) -> Travel {
+    fn travel(&self) -> TransferPath {
         self.inner.travel()
     }
 

@@ -5,7 +5,8 @@
 //!
 //! ```text
 //!   empty --begin--> writing --seal--> sealed --begin (another block, or more layers)--> writing
-//!     ^                 |  died: torn     | found by the next process: unproved --prove--> good
+//!     ^                 |  died: torn     | found by the next process: unverified
+//!     |                 |                 |   --verify_block--> good
 //!     '--finish(failed)-'-----------------'--- bytes that do not give their checksum ------> empty
 //! ```
 //!
@@ -45,7 +46,7 @@ use map::Map;
 pub use head::Owner;
 pub use open::Opened;
 
-const UNPROVED: u8 = 1;
+const UNVERIFIED: u8 = 1;
 const BAD: u8 = 2;
 
 /// Result of opening.
@@ -101,7 +102,7 @@ pub struct KeptFile {
     trust: Vec<AtomicU8>,
     slots: Mutex<Slots>,
     sealed: AtomicU32,
-    unproved: AtomicU32,
+    unverified: AtomicU32,
     lost: Mutex<BTreeMap<&'static str, u64>>,
 }
 
@@ -148,7 +149,7 @@ impl KeptFile {
             trust,
             slots: Mutex::default(),
             sealed: AtomicU32::new(0),
-            unproved: AtomicU32::new(0),
+            unverified: AtomicU32::new(0),
             lost: Mutex::default(),
         };
         kept.count();
@@ -166,7 +167,7 @@ impl KeptFile {
                 (_, EMPTY) => {}
                 (_, SEALED) => {
                     sealed += 1;
-                    self.trust[slot as usize].store(UNPROVED, Ordering::Relaxed);
+                    self.trust[slot as usize].store(UNVERIFIED, Ordering::Relaxed);
                 }
                 (generation, _) => {
                     torn += 1;
@@ -175,7 +176,7 @@ impl KeptFile {
             }
         }
         self.sealed.store(sealed, Ordering::Relaxed);
-        self.unproved.store(sealed, Ordering::Relaxed);
+        self.unverified.store(sealed, Ordering::Relaxed);
         self.lose("torn", torn);
     }
 
@@ -215,10 +216,10 @@ impl KeptFile {
         self.sealed.load(Ordering::Relaxed)
     }
 
-    /// Number of slots of earlier processes neither proved nor overwritten yet.
+    /// Number of slots of earlier processes neither verified nor overwritten yet.
     #[must_use]
-    pub fn unproved(&self) -> u32 {
-        self.unproved.load(Ordering::Relaxed)
+    pub fn unverified(&self) -> u32 {
+        self.unverified.load(Ordering::Relaxed)
     }
 
     /// Number of lost blocks by reason: `torn`, `entry`, `key`, `checksum` or `record`.
@@ -271,18 +272,18 @@ impl KeptFile {
         let length = entry::record_length(&fixed, self.settings.record_bytes())?;
         let record = self.map.read(self.at(slot) + ENTRY_FIXED, length);
         let found = entry::decode(&fixed, &record, self.seed(slot, word_now))?;
-        let there = !found.layers.is_empty() && found.layers.hi <= self.settings.layers;
-        there.then_some(found)
+        let valid = !found.layers.is_empty() && found.layers.hi <= self.settings.layers;
+        valid.then_some(found)
     }
 
     /// Mark a slot as being written, before the first byte of the block's layers is copied into it.
     ///
     /// # Errors
-    /// [`Error::Bad`] for further layers of an unproved block of an earlier process.
+    /// [`Error::Bad`] for further layers of an unverified block of an earlier process.
     pub fn begin(&self, slot: u32, key: &BlockKey, layers: Layers) -> Result<()> {
         self.check_slot(slot)?;
         self.writable()?;
-        self.make()?;
+        self.initialize()?;
         let Slots { pending, bad } = &mut *lock(&self.slots);
         let (generation, state) = split(self.word(slot).load(Ordering::Relaxed));
         let whole = layers == Layers::new(0, self.settings.layers);
@@ -297,7 +298,7 @@ impl KeptFile {
             let entry = self.entry(slot, joined(generation, state));
             held = entry.filter(|entry| entry.record.key() == *key).map(|entry| entry.layers);
             if held.is_some() && trust.load(Ordering::Relaxed) != 0 {
-                return Err(Error::bad(slot, "it was not proved before more layers came"));
+                return Err(Error::bad(slot, "it was not verified before more layers came"));
             }
         }
         let layers = held.and_then(|held| held.join(layers)).unwrap_or(layers);
@@ -308,8 +309,8 @@ impl KeptFile {
         if state == SEALED {
             self.sealed.fetch_sub(1, Ordering::Relaxed);
         }
-        if trust.swap(0, Ordering::Relaxed) == UNPROVED {
-            self.unproved.fetch_sub(1, Ordering::Relaxed);
+        if trust.swap(0, Ordering::Relaxed) == UNVERIFIED {
+            self.unverified.fetch_sub(1, Ordering::Relaxed);
         }
         let writers = before.map_or(0, |before| before.writers) + 1;
         bad.remove(&slot);
@@ -321,13 +322,13 @@ impl KeptFile {
     /// a failed copy the slot is empty.
     pub fn finish(&self, slot: u32, key: &BlockKey, ok: bool) -> Option<Unsealed> {
         let pending = &mut lock(&self.slots).pending;
-        let here = pending.get_mut(&slot).filter(|here| here.key == *key)?;
-        here.writers = here.writers.saturating_sub(1);
-        here.failed |= !ok;
-        if here.writers > 0 {
+        let copying = pending.get_mut(&slot).filter(|copying| copying.key == *key)?;
+        copying.writers = copying.writers.saturating_sub(1);
+        copying.failed |= !ok;
+        if copying.writers > 0 {
             return None;
         }
-        let Pending { generation, layers, failed, .. } = *here;
+        let Pending { generation, layers, failed, .. } = *copying;
         if failed {
             pending.remove(&slot);
             self.put(slot, generation, EMPTY);
@@ -356,9 +357,11 @@ impl KeptFile {
         let (sum, key, record) = (xxh3_64(bytes), record.key(), record.encode());
         let mut slots = lock(&self.slots);
         let pending = &mut slots.pending;
-        let current = |here: &&mut Pending| here.generation == generation && here.writers == 0;
-        let Some(here) = pending.get_mut(&slot).filter(current) else { return Ok(false) };
-        if here.key != key {
+        let current = |copying: &&mut Pending| {
+            copying.generation == generation && copying.writers == 0
+        };
+        let Some(copying) = pending.get_mut(&slot).filter(current) else { return Ok(false) };
+        if copying.key != key {
             return Err(Error::config(format!(
                 "the record is not that of the block in slot {slot}"
             )));
@@ -389,15 +392,15 @@ impl KeptFile {
         )))
     }
 
-    /// Layers to prove in a slot of an earlier process before its first use. `None` if it needs no
-    /// proof.
+    /// Layers to verify in a slot of an earlier process before its first use. `None` if it needs no
+    /// verification.
     ///
     /// # Errors
     /// [`Error::Bad`] for a damaged slot or entry.
-    pub fn to_prove(&self, slot: u32) -> Result<Option<Layers>> {
+    pub fn layers_to_verify(&self, slot: u32) -> Result<Option<Layers>> {
         self.check_slot(slot)?;
         match self.trust[slot as usize].load(Ordering::Acquire) {
-            UNPROVED => {}
+            UNVERIFIED => {}
             BAD => return Err(Error::bad(slot, "its bytes were damaged")),
             _ => return Ok(None),
         }
@@ -408,12 +411,13 @@ impl KeptFile {
         }
     }
 
-    /// Prove the block of an earlier process in a slot. `bytes` are the layers from `to_prove`.
+    /// Verify the block of an earlier process in a slot. `bytes` are the layers from
+    /// `layers_to_verify`.
     ///
     /// # Errors
     /// [`Error::Bad`] for a different or damaged block. The slot is empty then.
-    pub fn prove(&self, slot: u32, key: &BlockKey, bytes: &[u8]) -> Result<()> {
-        let Some(layers) = self.to_prove(slot)? else { return Ok(()) };
+    pub fn verify_block(&self, slot: u32, key: &BlockKey, bytes: &[u8]) -> Result<()> {
+        let Some(layers) = self.layers_to_verify(slot)? else { return Ok(()) };
         self.check_bytes(layers, bytes)?;
         let word_now = self.word(slot).load(Ordering::Acquire);
         let Some(entry) = self.entry(slot, word_now) else {
@@ -426,9 +430,9 @@ impl KeptFile {
             return Err(self.discard(slot, word_now, Some(*key), "checksum"));
         }
         let trust = &self.trust[slot as usize];
-        let proved = trust.compare_exchange(UNPROVED, 0, Ordering::AcqRel, Ordering::Relaxed);
-        if proved.is_ok() {
-            self.unproved.fetch_sub(1, Ordering::Relaxed);
+        let cleared = trust.compare_exchange(UNVERIFIED, 0, Ordering::AcqRel, Ordering::Relaxed);
+        if cleared.is_ok() {
+            self.unverified.fetch_sub(1, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -443,9 +447,9 @@ impl KeptFile {
     ) -> Error {
         let mut slots = lock(&self.slots);
         let trust = &self.trust[slot as usize];
-        let first = trust.compare_exchange(UNPROVED, BAD, Ordering::AcqRel, Ordering::Relaxed);
+        let first = trust.compare_exchange(UNVERIFIED, BAD, Ordering::AcqRel, Ordering::Relaxed);
         if first.is_ok() {
-            self.unproved.fetch_sub(1, Ordering::Relaxed);
+            self.unverified.fetch_sub(1, Ordering::Relaxed);
             self.sealed.fetch_sub(1, Ordering::Relaxed);
             self.lose(reason, 1);
             slots.bad.insert(slot, key);

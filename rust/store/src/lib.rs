@@ -50,7 +50,7 @@ mod verify;
 mod work;
 mod write;
 
-pub use device::{Access, Device, Item, Travel};
+pub use device::{Access, Device, Item, TransferPath};
 pub use error::{Error, Result};
 #[cfg(any(test, feature = "faults"))]
 pub use faults::{Call, Chance, Fault, Faults};

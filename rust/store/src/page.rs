@@ -40,7 +40,7 @@ impl Page<'_> {
     }
 
     /// Whether the record hashes to the key.
-    pub(crate) fn proved(&self) -> bool {
+    pub(crate) fn is_valid(&self) -> bool {
         Record::decode(self.record).is_some_and(|record| record.key() == self.key)
     }
 }
@@ -149,7 +149,7 @@ pub(crate) fn choose<'a>(
     }
     let (which, page) = best
         .ok_or_else(|| format!("no header of block {}: {}", hex(&key[..8]), reasons.join("; ")))?;
-    if page.proved() {
+    if page.is_valid() {
         Ok((which, page))
     } else {
         Err(format!("the record of block {} does not give its key", hex(&key[..8])))

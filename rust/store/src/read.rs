@@ -134,7 +134,7 @@ impl Store {
     }
 
     /// Read layers individually and verify them. The slot is claimed.
-    pub(crate) fn prove(&self, key: &BlockKey, slot: u32, layers: Layers) -> Result<()> {
+    pub(crate) fn verify_layers(&self, key: &BlockKey, slot: u32, layers: Layers) -> Result<()> {
         if layers.is_empty() {
             return Ok(());
         }
@@ -304,13 +304,13 @@ impl<'a> Reads<'_, 'a> {
         let ended = |block: &mut Block<'_, '_>| block.moved && block.unverified == 0;
         let Some(mut block) = self.blocks[at].take_if(ended) else { return };
         self.held -= 1;
-        let proved = match (block.error.take(), &block.header) {
+        let result = match (block.error.take(), &block.header) {
             (None, Some(both)) => {
                 self.store.compare(block.key, block.slot, block.layers, both, &block.sums)
             }
             (error, _) => error.map_or(Ok(()), Err),
         };
-        self.results[block.at] = proved.inspect_err(|error| self.store.discard(block.slot, error));
+        self.results[block.at] = result.inspect_err(|error| self.store.discard(block.slot, error));
     }
 }
 

@@ -95,7 +95,7 @@ impl Store {
                 Ok(())
             })?;
         }
-        let (wrong, mut order) = in_parallel(rows.len(), || unproved(&rows), || order(&rows));
+        let (wrong, mut order) = in_parallel(rows.len(), || unverified(&rows), || order(&rows));
         if !wrong.is_empty() {
             let mut at = 0;
             rows.retain(|row| {
@@ -182,7 +182,7 @@ impl Store {
 }
 
 /// Indexes of rows with a record not hashing to their key. Uses all cores.
-fn unproved(rows: &[StoredBlock]) -> Vec<usize> {
+fn unverified(rows: &[StoredBlock]) -> Vec<usize> {
     let find = |(first, rows): (usize, &[StoredBlock])| -> Vec<usize> {
         let wrong = |(_, row): &(usize, &StoredBlock)| row.record.key() != row.key;
         (first..).zip(rows).filter(wrong).map(|(at, _)| at).collect()
@@ -238,8 +238,8 @@ pub(crate) fn order(rows: &[StoredBlock]) -> Vec<(u32, bool)> {
     for parent in 0..=rows.len() {
         starts[parent + 1] += starts[parent];
     }
-    // A key hashes its parent's key, so proved rows form trees. Unproved rows may form a cycle: no
-    // path reaches it, and the proof removes them.
+    // A key hashes its parent's key, so verified rows form trees. Unverified rows may form a cycle:
+    // no path reaches it, and the verification removes them.
     let mut order = Vec::with_capacity(rows.len());
     let mut next = Vec::new();
     for &(_, broken, _, start) in &by_parent[starts[rows.len()]..] {

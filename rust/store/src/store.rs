@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use kvtrie_core::Layers;
 
 use crate::claim::{Claims, lock};
-use crate::device::{Device, Travel};
+use crate::device::{Device, TransferPath};
 use crate::error::{Error, Result};
 use crate::file::File;
 use crate::frame;
@@ -96,7 +96,7 @@ impl Store {
 
     /// Transfer path, with the reasons for fallbacks.
     #[must_use]
-    pub fn travel(&self) -> Travel {
+    pub fn travel(&self) -> TransferPath {
         self.device.travel()
     }
 

@@ -22,7 +22,7 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, statat};
 use rustix::io::Errno;
 
 use crate::claim::lock;
-use crate::device::{Access, Device, Item, Travel};
+use crate::device::{Access, Device, Item, TransferPath};
 use crate::file::{File, Size};
 use crate::pages::paged;
 use crate::regular;
@@ -259,14 +259,14 @@ impl Device for System {
         }
     }
 
-    fn travel(&self) -> Travel {
+    fn travel(&self) -> TransferPath {
         let parts = &self.parts;
         #[cfg(target_os = "linux")]
         let ring = parts.rings.is_some();
         #[cfg(not(target_os = "linux"))]
         let ring = false;
         let why = lock(&parts.refused.why).clone();
-        Travel {
+        TransferPath {
             direct: parts.asked && why.is_none(),
             queue: if ring { "io_uring" } else { "threads" },
             reasons: parts.no_ring.iter().cloned().chain(why).collect(),

@@ -47,7 +47,7 @@ impl Store {
     fn finding(&self, slot: u32, key: &BlockKey) -> Option<String> {
         let _claim = self.claims.one(slot);
         let entry = lock(&self.table).get(slot).filter(|entry| entry.key == *key)?;
-        let error = self.prove(key, slot, entry.layers).err()?;
+        let error = self.verify_layers(key, slot, entry.layers).err()?;
         self.discard(slot, &error);
         Some(error.to_string())
     }

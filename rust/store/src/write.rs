@@ -172,11 +172,11 @@ impl Store {
             return self.fresh(given, claim).map(Some);
         };
         let extended = self
-            .prove(key, slot, entry.layers.meet(layers))
+            .verify_layers(key, slot, entry.layers.meet(layers))
             .and_then(|()| self.extension(&given, &entry, all))
             .inspect_err(|error| self.discard(slot, error));
         match extended {
-            // All given layers are present and were proved above.
+            // All given layers are present and were verified above.
             Ok((_, _)) if all == entry.layers => Ok(None),
             Ok((header, sums)) => {
                 let left =

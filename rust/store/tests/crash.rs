@@ -181,9 +181,9 @@ fn owed(run: &Run, before: &Model, clock: usize) -> Model {
 
 fn check(owed: &Model, found: &Model, clock: usize) {
     for (slot, holds) in &owed.0 {
-        let there = found.0.get(slot).filter(|there| there.key == holds.key);
+        let slot_versions = found.0.get(slot).filter(|versions| versions.key == holds.key);
         for (layer, version) in &holds.versions {
-            let read = there.and_then(|there| there.versions.get(layer));
+            let read = slot_versions.and_then(|slot_versions| slot_versions.versions.get(layer));
             assert_eq!(read, Some(version), "slot {slot}, layer {layer}, after {clock} operations");
         }
     }

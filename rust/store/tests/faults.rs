@@ -96,9 +96,9 @@ fn work(store: &Store, blocks: &[Block], model: &mut Model, random: &mut Random)
                 let removed = store.remove(slot).is_ok();
                 failed += u64::from(!removed);
                 let held = |holds: &Holds| read(store, &holds.key, slot, holds.layers()).is_ok();
-                let there = model.0.get(&slot).is_some_and(held);
-                assert!(!removed || !there);
-                if !there {
+                let stored = model.0.get(&slot).is_some_and(held);
+                assert!(!removed || !stored);
+                if !stored {
                     model.0.remove(&slot);
                 }
             }
@@ -123,10 +123,10 @@ fn work(store: &Store, blocks: &[Block], model: &mut Model, random: &mut Random)
                 failed += 1;
                 // The slot is free, or unchanged.
                 let left = model.0.get(&slot).cloned();
-                let there =
+                let stored =
                     left.is_some_and(|holds| read(store, &holds.key, slot, holds.layers()).is_ok());
-                assert!(there || !extended || store.read_only());
-                if !there {
+                assert!(stored || !extended || store.read_only());
+                if !stored {
                     model.0.remove(&slot);
                 }
             }

@@ -146,13 +146,13 @@ impl World {
                 let held = |slot| self.model.0.get(&slot).map(|holds| holds.key);
                 let mut named: Vec<(u32, &Block)> = Vec::new();
                 for slot in (0..SLOTS).filter(|slot| slots >> slot & 1 == 1) {
-                    let here = self.blocks.iter().filter(|block| Some(block.key) == held(slot));
-                    named.extend(here.chain([&self.blocks[block]]).map(|block| (slot, block)));
+                    let stored = self.blocks.iter().filter(|block| Some(block.key) == held(slot));
+                    named.extend(stored.chain([&self.blocks[block]]).map(|block| (slot, block)));
                 }
-                let mut there = named.clone();
-                there.retain(|&(slot, block)| held(slot) == Some(block.key));
-                assert_eq!(rig::note(store, &named, meta, self.now).unwrap(), there.len());
-                self.meta.extend(there.into_iter().map(|(slot, _)| (slot, (meta, self.now))));
+                let mut present = named.clone();
+                present.retain(|&(slot, block)| held(slot) == Some(block.key));
+                assert_eq!(rig::note(store, &named, meta, self.now).unwrap(), present.len());
+                self.meta.extend(present.into_iter().map(|(slot, _)| (slot, (meta, self.now))));
             }
             Op::Sync => store.sync().unwrap(),
             Op::Gc => drop(store.gc().unwrap()),

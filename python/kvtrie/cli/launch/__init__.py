@@ -54,10 +54,10 @@ def run(engine: str, words: Sequence[str]) -> int:
     own, args = list(words[:end]), list(words[end + 1 :])
     parser = argparse.ArgumentParser(prog=f"kvtrie {engine}", allow_abbrev=False)
     add_options(engine, parser)
-    given, strange = parser.parse_known_args(own)
-    if strange:
+    given, unknown = parser.parse_known_args(own)
+    if unknown:
         parser.error(
-            f"unknown arguments: {shlex.join(strange)}; arguments of `{engine} serve` follow ' -- '"
+            f"unknown arguments: {shlex.join(unknown)}; arguments of `{engine} serve` follow ' -- '"
         )
     if given.policy is not None:
         word("--policy", given.policy, tuple(BlockManager.policies()))
@@ -75,8 +75,8 @@ def _replace(command: list[str]) -> int:
         ConfigError: the engine is not installed, or failed to start.
     """
     name = command[0]
-    near = Path(sys.executable).with_name(name)
-    path = str(near) if os.access(near, os.X_OK) else shutil.which(name)
+    next_to_python = Path(sys.executable).with_name(name)
+    path = str(next_to_python) if os.access(next_to_python, os.X_OK) else shutil.which(name)
     if path is None:
         raise ConfigError(
             f"there is no {name} next to {sys.executable} or on PATH: pip install {name} in the "

@@ -33,8 +33,8 @@ def vllm_command(given: argparse.Namespace, args: list[str]) -> list[str]:
     """Return the command of a vLLM server with `KvtrieConnector`."""
     refuse(args, _SETS)
     servers = number_of(args, "--data-parallel-size", "-dp")
-    here = _servers_here(args, servers)
-    sizes = sizes_of(given, here, parts=True)
+    own_servers = _servers_here(args, servers)
+    sizes = sizes_of(given, own_servers, parts=True)
     tiers: list[dict[str, Any]] = [{"kind": "host", "bytes": sizes.host, **keep(given)}]
     if sizes.path is not None:
         tiers.append({"kind": "disk", "bytes": sizes.disk, "path": sizes.path})

@@ -13,9 +13,9 @@ from typing import Final
 
 from transformers import PreTrainedConfig
 
-__all__ = ["BOOKS", "CLASSES", "CONFIGS", "MODULES", "excluded", "follows_length"]
+__all__ = ["CLASSES", "CONFIGS", "MODULES", "TORCH_MODULE_FIELDS", "excluded", "follows_length"]
 
-BOOKS: Final = {
+TORCH_MODULE_FIELDS: Final = {
     "_backward_hooks": "gradients: passes with them are refused",
     "_backward_pre_hooks": "gradients: passes with them are refused",
     "_buffers": "walked: each tensor is named by its bytes",
@@ -99,7 +99,7 @@ CLASSES: Final = {
 }
 """Members of classes and of Python modules."""
 
-_EVERYWHERE = BOOKS | MODULES
+_EVERYWHERE = TORCH_MODULE_FIELDS | MODULES
 
 
 def excluded(owner: object, name: str) -> bool:

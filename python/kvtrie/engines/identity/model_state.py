@@ -19,18 +19,23 @@ import torch
 from transformers import PreTrainedConfig
 
 from kvtrie.engines.identity.code import attention_of, globals_of, package_of
-from kvtrie.engines.identity.model_fields import BOOKS, CONFIGS, MODULES, follows_length
+from kvtrie.engines.identity.model_fields import (
+    CONFIGS,
+    MODULES,
+    TORCH_MODULE_FIELDS,
+    follows_length,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["ModelState", "Remembered", "own_tensors", "python_modules"]
+__all__ = ["ModelCache", "ModelState", "own_tensors", "python_modules"]
 
 _T = TypeVar("_T")
 _ATOMS = frozenset({
     bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size,
 })  # fmt: skip
-_LEFT_OUT = frozenset(BOOKS) | frozenset(MODULES)
+_LEFT_OUT = frozenset(TORCH_MODULE_FIELDS) | frozenset(MODULES)
 _WANTED: dict[tuple[str, ...], Sequence[str]] = {}  # included names, by all names
 # Python modules with functions called by the forwards of many models.
 _SPACES = (
@@ -178,9 +183,9 @@ class ModelState:
 
     def _attributes(self, value: object) -> None:
         """Record the attributes of an object, for example a configuration."""
-        books = CONFIGS if isinstance(value, PreTrainedConfig) else ()
+        excluded = CONFIGS if isinstance(value, PreTrainedConfig) else ()
         for name, one in getattr(value, "__dict__", {}).items():
-            if name not in books:
+            if name not in excluded:
                 self.facts.append(name)
                 self._note(one)
         if isinstance(value, PreTrainedConfig):
@@ -200,7 +205,7 @@ class ModelState:
             self._note(value)
 
 
-class Remembered(Generic[_T]):
+class ModelCache(Generic[_T]):
     """Cached results about models, each valid until its model changes."""
 
     def __init__(self) -> None:

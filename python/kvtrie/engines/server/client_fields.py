@@ -3,7 +3,7 @@
 Bodies have the shapes of OpenAI's chat completions, completions and responses, and of Anthropic's
 messages. Markers are Anthropic's `cache_control` and OpenAI's `prompt_cache_breakpoint`,
 `prompt_cache_options` and `prompt_cache_retention`.
-Invariant: reading raises nothing and changes no body. Fields not understood are named in `strange`.
+Invariant: reading raises nothing and changes no body. Fields not understood are named in `ignored`.
 Cost: a visit of each block of content.
 """
 
@@ -79,11 +79,11 @@ class Markers:
     Attributes:
         found: valid markers, in the order of the prompt: tools, system, messages. A marker is
             dropped if a later marker lasts at least as long, so times fall.
-        strange: reasons for ignored markers, without any text of a client.
+        ignored: reasons for ignored markers, without any text of a client.
     """
 
     found: list[Marker] = field(default_factory=list[Marker])
-    strange: list[str] = field(default_factory=list[str])
+    ignored: list[str] = field(default_factory=list[str])
 
     def add(self, times: Iterable[int], place: Place | None = None) -> None:
         """Add markers at a place after all earlier markers."""
@@ -150,17 +150,17 @@ def read_markers(body: Mapping[str, Any]) -> Markers:
     media = False
     for block, place, content in _blocks(body):
         media |= content and block.get("type") not in _TEXT
-        times = [*_seconds(block, default, markers.strange)]
+        times = [*_seconds(block, default, markers.ignored)]
         if times and media and place is not None:
-            markers.strange.append("a marker after media")
+            markers.ignored.append("a marker after media")
         else:
             markers.add(times, place)
-    markers.add(_seconds(body, default, markers.strange))
+    markers.add(_seconds(body, default, markers.ignored))
     if options and options.get("mode", "implicit") == "implicit":
-        markers.add(_known(default, _OPENAI, markers.strange))
+        markers.add(_known(default, _OPENAI, markers.ignored))
     retention = body.get("prompt_cache_retention")
     if retention is not None and retention not in _IN_MEMORY:
-        markers.add(_known(retention, _RETENTION, markers.strange))
+        markers.add(_known(retention, _RETENTION, markers.ignored))
     return markers
 
 
@@ -203,26 +203,26 @@ def _blocks(
         yield _object(message), end, False
 
 
-def _seconds(block: Mapping[str, Any], default: object, strange: list[str]) -> Iterator[int]:
+def _seconds(block: Mapping[str, Any], default: object, ignored: list[str]) -> Iterator[int]:
     """Yield the times of the markers of a block."""
     if (marker := block.get("cache_control")) is not None:
         given = _object(marker)
         if given.get("type") == "ephemeral":
-            yield from _known(given.get("ttl") or "5m", _ANTHROPIC, strange)
+            yield from _known(given.get("ttl") or "5m", _ANTHROPIC, ignored)
         else:
-            strange.append("an unknown marker")
+            ignored.append("an unknown marker")
     if (marker := block.get("prompt_cache_breakpoint")) is not None:
         given = _object(marker)
         if given.get("mode") == "explicit":
-            yield from _known(given.get("ttl") or default, _OPENAI, strange)
+            yield from _known(given.get("ttl") or default, _OPENAI, ignored)
         else:
-            strange.append("an unknown marker")
+            ignored.append("an unknown marker")
 
 
-def _known(time: object, times: tuple[str, ...], strange: list[str]) -> list[int]:
+def _known(time: object, times: tuple[str, ...], ignored: list[str]) -> list[int]:
     if isinstance(time, str) and time in times:
         return [_SECONDS[time]]
-    strange.append("an unknown time of a marker")
+    ignored.append("an unknown time of a marker")
     return []
 
 

@@ -87,8 +87,8 @@ def read_command(kind: str, body: object) -> Command:
     given = cast("Mapping[str, Any]", body)
     fields = ("session", "tokens", "cache_salt", *_MORE.get(kind, ()))
     fields = () if kind == "reset" else fields
-    if strange := [shown(key) for key in given if key not in fields]:
-        raise ConfigError(f"{kind} has no {', '.join(strange)}: {', '.join(fields) or '{} wanted'}")
+    if unknown := [shown(key) for key in given if key not in fields]:
+        raise ConfigError(f"{kind} has no {', '.join(unknown)}: {', '.join(fields) or '{} wanted'}")
     if kind == "reset":
         return Command(kind, None, None, "")
     named = [name for name in ("session", "tokens") if given.get(name) is not None]

@@ -240,7 +240,7 @@ class _Api:
         return _answer({"manager": manager, "counters": counters, "commands": commands})
 
     async def why(self, _request: Request) -> Response:
-        """Return tokens by cause, the top parting points, and the format of lower tiers."""
+        """Return tokens by cause, the top divergence points, and the format of lower tiers."""
         if self._engine.why is None:
             return _answer({"error": "why is off"}, 404)
         settings = self._engine.settings

@@ -49,7 +49,7 @@ Ranges = list[tuple[int, int, str]]
 Spans = Sequence[tuple[int, int]]
 """For each range of computed tokens: start and end (exclusive)."""
 
-_BEFORE = 64  # tokens in an example before its parting point, and after it
+_BEFORE = 64  # tokens in an example before its divergence point, and after it
 
 
 def computed_ranges(miss: Miss, spans: Spans, block_tokens: int) -> Ranges:
@@ -93,8 +93,8 @@ def client_report(tokens: int, found: int, findable: int) -> dict[str, Any]:
     """Return the explanation for a client, with nothing but lengths of the client's prompt.
 
     Further causes (new, evicted, diverged) would reveal cached prompts of different users. The
-    exact parting point is also hidden. With it, a prompt could be guessed token by token, whereas
-    response times only allow guessing block by block.
+    exact divergence point is also hidden. With it, a prompt could be guessed token by token,
+    whereas response times only allow guessing block by block.
 
     Args:
         tokens: number of tokens of the prompt.
@@ -133,14 +133,14 @@ def miss_report(
         "computed": sum(last - first for first, last, _ in ranges),
         "causes": [list(each) for each in ranges],
         "found": dict(zip(tiers, miss.found, strict=True)),
-        "parted_at": miss.parted_at,
+        "diverged_at": miss.diverged_at,
         "evicted": miss.evicted,
         "in_flight": miss.in_flight,
         "other_scope": miss.other_scope,
         "recomputed": miss.recomputed,
     }
-    if miss.parted_at is not None:
-        report["asked"] = tokens[miss.parted_at : miss.parted_at + _BEFORE].tolist()
+    if miss.diverged_at is not None:
+        report["asked"] = tokens[miss.diverged_at : miss.diverged_at + _BEFORE].tolist()
         report["branches"] = [
             {
                 "tokens": branch.tokens.tolist(),
@@ -159,14 +159,14 @@ def miss_report(
 def breaker_example(
     miss: Miss, tokens: NDArray[np.uint32], session: str | None
 ) -> tuple[int, dict[str, Any]]:
-    """Return the number of recurring tokens after a parting point, and the point as an example.
+    """Return the number of recurring tokens after a divergence point, and the point as an example.
 
     Args:
         miss: the explanation of a diverged prompt.
         tokens: the prompt.
         session: the conversation of the prompt.
     """
-    at = miss.parted_at or 0
+    at = miss.diverged_at or 0
     branch = max(miss.branches, key=lambda one: one.recurring)
     return branch.recurring, {
         "position": at,

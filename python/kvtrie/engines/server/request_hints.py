@@ -1,7 +1,7 @@
 """RequestHints: the hints in the fields of a request, read and checked once.
 
 Used by all engines. Invariant: reading raises nothing. Invalid fields are left out and named in
-`strange`. Cost: a few checks per range, once per request. At most `MOST_RANGES` ranges are read.
+`ignored`. Cost: a few checks per range, once per request. At most `MOST_RANGES` ranges are read.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class RequestHints:
         end: whether the conversation ends with this request.
         ranges: the ranges of its prompt to keep.
         why: whether the request asks for the causes of its misses.
-        strange: the fields left out, with reasons.
+        ignored: the fields left out, with reasons.
     """
 
     session: str | None = None
     end: bool = False
     ranges: tuple[RetainedRange, ...] = ()
-    strange: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
     why: bool = False
 
 
@@ -79,9 +79,9 @@ def read_hints(params: object, session: object = None) -> RequestHints:
         params: the parameters of a request, of any type.
         session: the conversation, if the parameters name none.
     """
-    strange: list[str] = []
-    given = _section(params, strange)
-    strange += [
+    ignored: list[str] = []
+    given = _section(params, ignored)
+    ignored += [
         f"it has no {shown(key)}: {', '.join(_KEYS)}"
         for key in given
         if key not in (*_KEYS, *_SIGNED)
@@ -93,21 +93,21 @@ def read_hints(params: object, session: object = None) -> RequestHints:
     try:
         found = None if named is None or named == "" else session_name("session", named)
     except ConfigError as error:
-        strange.append(str(error))
-    end, why = (_flag(name, given, strange) for name in ("end", "why"))
+        ignored.append(str(error))
+    end, why = (_flag(name, given, ignored) for name in ("end", "why"))
     rows = given.get("retain")
     if rows is not None and (not isinstance(rows, Sequence) or isinstance(rows, str)):
-        strange.append(f"retain is {shown(rows)}, a list of ranges wanted")
+        ignored.append(f"retain is {shown(rows)}, a list of ranges wanted")
         rows = None
     listed = cast("Sequence[object]", rows or ())
     if len(listed) > MOST_RANGES:
-        strange.append(f"retain has {len(listed)} ranges, the first {MOST_RANGES} are read")
+        ignored.append(f"retain has {len(listed)} ranges, the first {MOST_RANGES} are read")
     for row in listed[:MOST_RANGES]:
         try:
             ranges.append(_retained_range(row))
         except ConfigError as error:
-            strange.append(str(error))
-    return RequestHints(found, end, tuple(ranges), tuple(strange), why)
+            ignored.append(str(error))
+    return RequestHints(found, end, tuple(ranges), tuple(ignored), why)
 
 
 def session_name(name: str, given: object) -> str:
@@ -131,22 +131,22 @@ def read_ranges(rows: object) -> tuple[RetainedRange, ...]:
     return tuple(_retained_range(row) for row in few("retain", rows, MOST_RANGES))
 
 
-def _flag(name: str, given: Mapping[str, Any], strange: list[str]) -> bool:
+def _flag(name: str, given: Mapping[str, Any], ignored: list[str]) -> bool:
     try:
         return given.get(name) is not None and flag(name, given[name])
     except ConfigError as error:
-        strange.append(str(error))
+        ignored.append(str(error))
         return False
 
 
-def _section(params: object, strange: list[str]) -> Mapping[str, Any]:
+def _section(params: object, ignored: list[str]) -> Mapping[str, Any]:
     if not isinstance(params, Mapping):
         return {}
     given = cast("Mapping[str, object]", params).get("kvtrie")
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        strange.append(f"kvtrie is {shown(given)}, an object wanted")
+        ignored.append(f"kvtrie is {shown(given)}, an object wanted")
         return {}
     return cast("Mapping[str, Any]", given)
 
@@ -155,8 +155,8 @@ def _retained_range(row: object) -> RetainedRange:
     if not isinstance(row, Mapping):
         raise ConfigError(f"a range is {shown(row)}, an object wanted")
     given = cast("Mapping[str, object]", row)
-    if strange := [shown(key) for key in given if key not in _RANGE]:
-        raise ConfigError(f"retain has no {', '.join(strange)}: {', '.join(_RANGE)}")
+    if unknown := [shown(key) for key in given if key not in _RANGE]:
+        raise ConfigError(f"retain has no {', '.join(unknown)}: {', '.join(_RANGE)}")
     start = whole("start", given.get("start", 0), 0, FAR)
     end, seconds = given.get("end"), given.get("ttl_s")
     last = FAR if end is None else whole("end", end, 0, FAR)

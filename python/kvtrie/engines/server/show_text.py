@@ -1,4 +1,4 @@
-"""Shows the two sides of a parting point as text, with a model's tokenizer on this machine.
+"""Shows the two sides of a divergence point as text, with a model's tokenizer on this machine.
 
 Invariant: the marked part begins at the first different character. Cost: a tokenizer loaded once,
 and at most 256 tokens decoded per point.
@@ -22,7 +22,7 @@ _AGAIN = 8  # equal characters to end a difference
 
 
 def tokenizer_of(model: str) -> Callable[[Mapping[str, Any]], tuple[str, str]]:
-    """Return a function for decoding the cached and the asked side of a parting point.
+    """Return a function for decoding the cached and the asked side of a divergence point.
 
     Args:
         model: name or folder, as for `AutoTokenizer.from_pretrained`.

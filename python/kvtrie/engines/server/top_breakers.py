@@ -1,4 +1,4 @@
-"""TopBreakers: the parting points with the most recurring tokens computed after them.
+"""TopBreakers: the divergence points with the most recurring tokens computed after them.
 
 A space-saving sketch: if all entries are in use, a new point replaces the smallest entry and
 inherits its count. Invariant: a point with more tokens than the smallest count is present, and its
@@ -21,7 +21,7 @@ _MOST = 1024
 
 @dataclass(slots=True)
 class Breaker:
-    """A parting point.
+    """A divergence point.
 
     Attributes:
         tokens: recurring tokens computed after it, at most `error` too many.
@@ -48,12 +48,12 @@ class TopBreakers:
         self._points: dict[Hashable, Breaker] = {}
 
     def add(self, point: Hashable, tokens: int, example: dict[str, Any]) -> None:
-        """Count tokens for a parting point.
+        """Count tokens for a divergence point.
 
         Args:
             point: the identity of the point.
             tokens: recurring tokens computed after it.
-            example: a request that parted there, kept if the point is new.
+            example: a request that diverged there, kept if the point is new.
         """
         found = self._points.get(point)
         if found is not None:

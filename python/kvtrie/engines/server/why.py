@@ -2,7 +2,7 @@
 
 A request is explained when it is admitted, before its blocks are stored. To decide whether the rest
 of a prompt `diverged`, it must be compared with cached branches. A background thread compares some
-requests. The rest are counted with the last result for the same parting point.
+requests. The rest are counted with the last result for the same divergence point.
 Invariant: each computed prompt token is counted once. Nothing waits for the thread. If its queue is
 full, a request is counted without a comparison.
 Cost: a lookup per request. A compared request also copies the branches, 4 bytes per token.
@@ -122,7 +122,7 @@ class MissCounter:
         self.tokens: Counter[str] = Counter() if tokens is None else tokens
         self.dropped = self.first_salts = 0
         self._top = TopBreakers()
-        # The last class of a parting point, the last requests by id, and the last tenants.
+        # The last class of a divergence point, the last requests by id, and the last tenants.
         self._classes: OrderedDict[Hashable, str] = OrderedDict()
         self._requests: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._salts: OrderedDict[bytes, None] = OrderedDict()
@@ -217,7 +217,7 @@ class MissCounter:
         return found
 
     def summary(self) -> dict[str, Any]:
-        """Return the counts by cause and the top parting points, with token ids."""
+        """Return the counts by cause and the top divergence points, with token ids."""
         with self._lock:
             return {
                 "missed_tokens": dict(self.tokens),
@@ -231,7 +231,7 @@ class MissCounter:
             }
 
     def line(self) -> str:
-        """Return the top parting point for the log, without tokens, "" if there is none."""
+        """Return the top divergence point for the log, without tokens, "" if there is none."""
         with self._lock:
             first = self._top.first(1)
         if not first:
@@ -307,7 +307,7 @@ class MissCounter:
             if "diverged" in causes:
                 self._classify(point, "diverged")
                 self._top.add(point, *breaker_example(miss, request.tokens, request.session))
-            elif "new" in causes and miss.parted_at is not None:
+            elif "new" in causes and miss.diverged_at is not None:
                 self._classify(point, "new")
 
     def _count(self, explained: Explained, ranges: Ranges) -> None:
@@ -317,15 +317,15 @@ class MissCounter:
         if (place := self._place) is not None:
             report["tokens"] = place(report["tokens"])
             report["found"] = {tier: place(count) for tier, count in report["found"].items()}
-            if report["parted_at"] is not None:
-                report["parted_at"] = place(report["parted_at"])
+            if report["diverged_at"] is not None:
+                report["diverged_at"] = place(report["diverged_at"])
         self._keep(request.request_id, {"state": "explained", **report})
 
     def _classified(self, explained: Explained, spans: Spans) -> Ranges:
-        """Return the causes of an uncompared request, with the last class of its parting point."""
+        """Return the causes of an uncompared request, with the last class of its divergence."""
         miss = explained.miss
         ranges = self._ranges(miss, spans)
-        if miss.parted_at is None:
+        if miss.diverged_at is None:
             return ranges
         cause = self._classes.get(_point(explained), _UNDECIDED)
         return [(first, last, cause if why == "new" else why) for first, last, why in ranges]
@@ -367,9 +367,9 @@ class MissCounter:
 
 
 def _point(explained: Explained) -> Hashable:
-    """Return an identity of a parting point, different in each scope."""
+    """Return an identity of a divergence point, different in each scope."""
     scope = explained.request.scope
-    return explained.miss.parting or (_digest(scope.tenant), _digest(scope.lora.encode()))
+    return explained.miss.divergence or (_digest(scope.tenant), _digest(scope.lora.encode()))
 
 
 def _digest(name: bytes) -> bytes:

@@ -86,8 +86,8 @@ class PoolPages:
         if last is None:
             return set(range(1, self.pages.leading(keys) + 1))
         borders, run = set[int](), 0
-        for border, there in enumerate(self.pages.present(keys), 1):
-            run = run + 1 if there else 0
+        for border, present in enumerate(self.pages.present(keys), 1):
+            run = run + 1 if present else 0
             if run >= min(last, border):
                 borders.add(border)
         return borders

@@ -104,13 +104,13 @@ class PageSettings:
         instance("the storage's settings", extra, Mapping)
         ours = KEYS
         # The same section has SGLang's own keys of prefetching.
-        strange = [
+        unknown = [
             shown(key)
             for key in extra
             if key not in {*_SGLANGS, *ours} and not key.startswith(("prefetch", "hicache"))
         ]
-        if strange:
-            raise ConfigError(f"the storage has no {', '.join(strange)}: {', '.join(ours)}")
+        if unknown:
+            raise ConfigError(f"the storage has no {', '.join(unknown)}: {', '.join(ours)}")
         given = {key: extra[key] for key in ours if extra.get(key) is not None}
         if "keep" in given:
             return cls._of_memory(given)
@@ -143,9 +143,9 @@ class PageSettings:
 
     @classmethod
     def _of_memory(cls, given: Mapping[str, Any]) -> PageSettings:
-        if strange := [key for key in given if key not in _OF_MEMORY]:
+        if unknown := [key for key in given if key not in _OF_MEMORY]:
             raise ConfigError(
-                f"keep is given with {', '.join(strange)}: {', '.join(_OF_MEMORY)} go together"
+                f"keep is given with {', '.join(unknown)}: {', '.join(_OF_MEMORY)} go together"
             )
         blocks = given.get("blocks")
         return cls(

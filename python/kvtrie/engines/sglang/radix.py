@@ -217,34 +217,35 @@ class KvtrieRadixCache(PoolSizes):
             raise ConfigError(f"{len(tokens)} tokens have {len(slots)} slots")
         slots = slots.astype(np.int64).reshape(-1, size)
         with self.manager.acquire(tokens, now=now, scope=scope, keep=0, load="none") as lease:
-            there = lease.matched
+            cached = lease.matched
             if self.pools.several:  # full attention may have more tokens than can be resumed
-                there = self.manager.known(tokens, scope=scope)
-            self.slots.check_room((len(tokens) - there) // size)
+                cached = self.manager.known(tokens, scope=scope)
+            self.slots.check_room((len(tokens) - cached) // size)
             # Nothing may fail between the commit and the entry of the rows.
             if lease.matched < len(tokens):
                 new = lease.commit(tokens[lease.matched :], now=now).new.tolist()
                 self.slots.enter(new, slots[len(slots) - len(new) :])
                 if scope.share_after is not None:  # the request may not have matched all
-                    there = len(tokens) - len(new) * size
+                    cached = len(tokens) - len(new) * size
             blocks = lease.handles
             lease.release(now=now)
-        result = InsertResult(prefix_len=there, last_device_node=Path(blocks))
+        result = InsertResult(prefix_len=cached, last_device_node=Path(blocks))
         if self.pools.several:
-            result.mamba_exist = not self._keep_parts(blocks.tolist(), there // size, slots, params)
+            path = blocks.tolist()
+            result.mamba_exist = not self._keep_parts(path, cached // size, slots, params)
         if scope.share_after is None:  # else SGLang's hash of a page differs by tenant
             with self.boundary.contained():
-                self._published.stored(blocks.tolist(), there // size, key)
+                self._published.stored(blocks.tolist(), cached // size, key)
         return result
 
     def _keep_parts(
-        self, blocks: list[int], there: int, slots: NDArray[np.int64], params: InsertParams
+        self, blocks: list[int], cached_blocks: int, slots: NDArray[np.int64], params: InsertParams
     ) -> bool:
         """Keep windows and states of a path with new slots, and free the rest.
 
         Args:
             blocks: the path.
-            there: number of blocks already cached.
+            cached_blocks: number of blocks already cached.
             slots: `(blocks, page_size)`, the new slots. Up to `params.prev_prefix_len`, they are
                 the tree's slots.
             params: the length already left by the window of these slots, and the new state.
@@ -259,19 +260,19 @@ class KvtrieRadixCache(PoolSizes):
         state = params.mamba_value
         ends: set[int] = set() if state is None else {blocks[-1]}
         events = self._events()
-        self._settle(events)
+        self._free_removed(events)
         came: dict[int, set[int]] = {}
         for group, kept in ((self.pools.windows_at, live), (self.pools.states_at, ends)):
             stored = {block for new, of, block in events if new and of == group}
             came[group] = stored & kept
             if lost := list(stored - kept):
                 self.manager.clear_copies(lost, "gpu", group=group, now=time.monotonic_ns())
-        self._settle(self._events())
+        self._free_removed(self._events())
         if state is not None:
             self.slots.states.update(
                 (block, state.reshape(1)) for block in came[self.pools.states_at]
             )
-        self.slots.renew(blocks, slots, came[self.pools.windows_at], (first, there), lives)
+        self.slots.renew(blocks, slots, came[self.pools.windows_at], (first, cached_blocks), lives)
         return bool(came[self.pools.states_at])
 
     def state_of(self, path: Path) -> torch.Tensor | None:
@@ -367,20 +368,20 @@ class KvtrieRadixCache(PoolSizes):
         now = time.monotonic_ns()
         if self.pools.several:
             self.manager.evict(count, "gpu", now=now, group=group)
-            return self._settle(self._events())
+            return self._free_removed(self._events())
         free = self.manager.stats().tiers["gpu"].free
         # Reserve all free blocks and `count` more, so `count` blocks are evicted.
         with self.manager.acquire(np.zeros(1, np.uint32), now=now, load="none") as room:
             room.reserve((free + count) * self.page_size, now=now)
             room.release(now=now)
-        return self._settle(self._events())
+        return self._free_removed(self._events())
 
     def _events(self) -> list[tuple[bool, int, int]]:
         """Return events since the last call: whether a part was stored, its group and block."""
         events = self.manager.take_events()
         return [(event.kind == "stored", event.group, event.block) for event in events]
 
-    def _settle(self, events: list[tuple[bool, int, int]]) -> dict[int, int]:
+    def _free_removed(self, events: list[tuple[bool, int, int]]) -> dict[int, int]:
         """Free the pages of parts removed from the manager. Return their number by group."""
         gone = [(group, block) for stored, group, block in events if not stored]
         freed = self.slots.left(gone)

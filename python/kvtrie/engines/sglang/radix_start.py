@@ -47,11 +47,11 @@ def radix_cache_of(context: TreeCacheBuildContext) -> KvtrieRadixCache:
         if present:
             raise ConfigError(f"--radix-cache-backend kvtrie does not serve {what}")
     given = dict(context.params.eviction_policy_config or {})
-    strange = [shown(key) for key in given if key not in _KEYS]
-    if strange:
+    unknown = [shown(key) for key in given if key not in _KEYS]
+    if unknown:
         raise ConfigError(
-            f"--radix-eviction-policy-config has no {', '.join(strange)}: {', '.join(_KEYS)} "
-            "are what it may have"
+            f"--radix-eviction-policy-config has no {', '.join(unknown)}: {', '.join(_KEYS)} "
+            "are allowed"
         )
     # SGLang's own policy is not used, and would refuse these keys.
     params = replace(context.params, eviction_policy_config=None)

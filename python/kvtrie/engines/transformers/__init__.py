@@ -3,7 +3,7 @@
 ```text
 opening --> open_model
      |
-   cache                                              decoder (fusion) --> fused_cache, weighing
+   cache                                          decoder (fusion) --> fused_cache, summed_weights
      |
      +--> admission --> cache_misses     leases of the prompts, and causes of misses
      +--> passes --> layer_trial, trial --> guard, rope      a model, and checks of its passes

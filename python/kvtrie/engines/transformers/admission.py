@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from kvtrie.engines.transformers.cache_misses import count_row, explain_prompt
-from kvtrie.engines.transformers.rows import Row, patiently
+from kvtrie.engines.transformers.rows import Row, with_retry
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def admit(
             load=load,
             layerwise=layerwise,
         )
-        lease = patiently(executor, partial(_claimed, executor, ask) if layerwise else ask)
+        lease = with_retry(executor, partial(_claimed, executor, ask) if layerwise else ask)
         rows.append(Row(lease, columns - len(prompt), prompt))
     past = 0 if alone else min(row.pad + row.lease.matched for row in rows)
     for one, row in zip(explained, rows, strict=True):

@@ -91,7 +91,7 @@ class Batch:
         self._fresh: list[NDArray[np.int64]] = []
         # K and V of the pass, with the number of their layer in the first group.
         self._new: list[tuple[int, torch.Tensor, torch.Tensor]] = []
-        self.parts = Parts(executor, tried, self._settle)
+        self.parts = Parts(executor, tried, self._read_part)
         model = executor.manager.model
         self._first = model.groups[0].layers if self.parts else range(pool.layers)
         self._last = max(self._first[-1], self.parts.last)
@@ -129,7 +129,7 @@ class Batch:
 
     def select(self, sources: Sequence[int]) -> None:
         """Continue from the source rows, as `rows.select`."""
-        self.arrive()
+        self.finish_loads()
         self.rows[:] = select(self.rows, sources, self._executor.clock())
         self.parts.take([self.parts], [sources])
 
@@ -147,7 +147,7 @@ class Batch:
 
     def cut(self, columns: int) -> None:
         """Remove the last columns. Not for a batch with windows or states."""
-        self.arrive()
+        self.finish_loads()
         self.past -= columns
         for at, row in enumerate(self.rows):
             self.rows[at] = row.cut(self.past, self._executor.clock())
@@ -184,12 +184,12 @@ class Batch:
             alone = [self.over([replace(row, pad=0)]) for row in rows]
         try:
             for one in alone:
-                one._meet(layerwise=layerwise)  # noqa: SLF001 - same class
+                one._open_at_match(layerwise=layerwise)  # noqa: SLF001 - same class
             column = common_column(rows, [one.past for one in alone], self.parts.states)
             for at, (one, row) in enumerate(zip(alone, rows, strict=True)):
                 self._compute(one, column - row.pad)
                 if one is not self:
-                    one.arrive()
+                    one.finish_loads()
                 rows[at] = replace(one.rows[0], pad=row.pad)
         except BaseException:
             for one in alone:
@@ -199,7 +199,7 @@ class Batch:
             self.parts.take([one.parts for one in alone], [[0]] * len(alone))
             self.past = column
 
-    def _meet(self, *, layerwise: bool) -> None:
+    def _open_at_match(self, *, layerwise: bool) -> None:
         """Open the only row, without padding, at its match."""
         (row,) = self.rows
         if layerwise and self.load(disk=True):
@@ -210,7 +210,7 @@ class Batch:
         if self.past:
             self.parts.expect()
         if not self.arrivals:
-            self.arrive()
+            self.finish_loads()
 
     def reserve(self, end: int) -> None:
         """Make room for columns up to `end`.
@@ -221,7 +221,7 @@ class Batch:
         for row in self.rows:
             row.reserve(self._executor, end)
 
-    def forget(self) -> None:
+    def drop_pass(self) -> None:
         """Drop the state of the running pass."""
         self.step, self._new = None, []
 
@@ -240,7 +240,7 @@ class Batch:
             raise ConfigError(_OTHER)
         end = self.past + ids.shape[1]
         if end > self._room:
-            self.arrive()
+            self.finish_loads()
         self.reserve(end)
         if not self.arrivals:
             for row in self.rows:
@@ -248,7 +248,7 @@ class Batch:
         holds = self._expected if self.arrivals else [row.lease.tokens for row in self.rows]
         self._fresh = fresh_tokens(self.rows, holds, ids, self.past)
         self.step = step_of(self.rows, self.pool, self.past, ids.shape[1])
-        if self._made_up():
+        if self._recover_if_failed():
             self.reserve(end)
             self.step = step_of(self.rows, self.pool, self.past, ids.shape[1])
 
@@ -264,7 +264,7 @@ class Batch:
             raise ConfigError(_OTHER)
         windows = self.parts.windows
         if windows is not None and layer in windows.layers:
-            self._settle(windows, layer)
+            self._read_part(windows, layer)
             return windows.layers[layer].update(keys, values, self.past)
         index = self._first.index(layer)
         if self.arrivals:
@@ -275,7 +275,7 @@ class Batch:
         for arrival in self.arrivals:
             arrival.read()
         # A failed load has freed its slots for other leases, so read from the row's new slots.
-        if self._made_up():
+        if self._recover_if_failed():
             seen = self.step.read(index)
         return seen
 
@@ -283,7 +283,7 @@ class Batch:
         """End the pass and commit its tokens."""
         if self.step is None:
             return
-        self.arrive()
+        self.finish_loads()
         end, size = self.step.keys, self.pool.block_tokens
         for at, (row, new) in enumerate(zip(self.rows, self._fresh, strict=True)):
             if self.parts:
@@ -293,10 +293,10 @@ class Batch:
             self.rows[at] = row.commit(new, self._executor.clock())
         self.parts.trim()
         self.past = end
-        self.forget()
+        self.drop_pass()
         self._executor.poll()
 
-    def arrive(self) -> None:
+    def finish_loads(self) -> None:
         """Block until all loads have ended. Needed before any operation except the first pass.
 
         Raises:
@@ -306,7 +306,7 @@ class Batch:
             self._wait(self._last)
         for part in self.parts:
             for layer in [*part.late]:
-                self._settle(part, layer)
+                self._read_part(part, layer)
         while self.arrivals:
             self.arrivals.pop().finish()
 
@@ -333,9 +333,9 @@ class Batch:
             for arrival in self.arrivals:
                 arrival.wait(layer)
         except TransferError as error:
-            self._make_up(error)
+            self._recover_failed_loads(error)
 
-    def _settle(self, part: Windows | States, layer: int) -> None:
+    def _read_part(self, part: Windows | States, layer: int) -> None:
         """Read the window or the states of a layer, after waiting for its loads."""
         if layer in part.late:
             self._wait(layer)
@@ -343,23 +343,23 @@ class Batch:
             try:
                 part.read(layer, self.rows[0], self.past)
             except TransferError as error:
-                self._make_up(error)
+                self._recover_failed_loads(error)
             for arrival in self.arrivals:
                 arrival.read()
-            self._made_up()
+            self._recover_if_failed()
             part.late.pop(layer, None)
 
-    def _made_up(self) -> bool:
+    def _recover_if_failed(self) -> bool:
         """Compute the tokens of failed loads. Return whether a load has failed."""
-        if not self._shrunk():
+        if not self._has_failed_load():
             return False
         if self.parts:
-            self._make_up(TransferError("a load has failed"))
+            self._recover_failed_loads(TransferError("a load has failed"))
         else:
             self._wait(self._last)
         return True
 
-    def _make_up(self, error: TransferError) -> None:
+    def _recover_failed_loads(self, error: TransferError) -> None:
         """Compute missing tokens, and write the K and V stored by this pass again."""
         self.abandon()
         columns = self.past if self.step is None else self.step.keys
@@ -380,7 +380,7 @@ class Batch:
         Layers not yet reached by the pass continue with windows and states from this computation.
         """
         one = self.over(self.rows)
-        one._meet(layerwise=False)  # noqa: SLF001 - same class
+        one._open_at_match(layerwise=False)  # noqa: SLF001 - same class
         self.recovery.recovered += self.past - one.past
         self._compute(one, self.past)
         self.rows[:] = one.rows
@@ -390,7 +390,7 @@ class Batch:
         if states is not None and states.stop(self.rows, self.past, columns) != columns:
             raise TransferError(f"{error}; the match is shorter now: open another") from error
 
-    def _shrunk(self) -> bool:
+    def _has_failed_load(self) -> bool:
         """Return whether a failed load has shortened a match or left a hole.
 
         Any thread may report a failure. Addresses taken before this returns False are valid.

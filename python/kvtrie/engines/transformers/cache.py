@@ -182,7 +182,7 @@ class KvtrieCache(Cache):
             NoSpaceError: no room for the last block of each row.
         """
         self._open()
-        self._batch.arrive()
+        self._batch.finish_loads()
         batch = self._batch.over(())
         memo[id(self)] = made = self._over(self._executor, self._passes, batch)
         made.scope = self.scope
@@ -362,7 +362,7 @@ class KvtrieCache(Cache):
                     "a pass over the KvtrieCache ended amid its layers: open another for the "
                     "prompts"
                 )
-        batch.forget()  # an earlier pass that was not completed
+        batch.drop_pass()  # an earlier pass that was not completed
         seen = self._passes.check(given, batch.past, [row.pad for row in batch.rows])
         if seen.repeats:
             check_repeated(batch.rows, seen.ids[:, : seen.repeats])

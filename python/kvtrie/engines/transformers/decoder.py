@@ -26,7 +26,7 @@ from kvtrie.engines.transformers.guard import Guard
 from kvtrie.engines.transformers.hook import weakly
 from kvtrie.engines.transformers.mask import masks
 from kvtrie.engines.transformers.rope import RopeLimits
-from kvtrie.engines.transformers.weighing import weighed
+from kvtrie.engines.transformers.summed_weights import sum_weights
 from kvtrie.errors import ConfigError
 from kvtrie.fuse.rotation import Rotation
 from kvtrie.fuse.turns import in_turn
@@ -252,7 +252,7 @@ class Decoder:
         }
         run = self._base.layers[index]
         if weights is not None:
-            run = weighed(run, self._config, weights)
+            run = sum_weights(run, self._config, weights)
         out = run(hidden[None], **given)
         return (out[0] if isinstance(out, tuple) else out)[0]
 

@@ -27,7 +27,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from kvtrie.engines.identity.model_state import ModelState, Remembered
+from kvtrie.engines.identity.model_state import ModelCache, ModelState
 from kvtrie.engines.transformers.guard import Guard
 from kvtrie.engines.transformers.trial import run_pass
 from kvtrie.errors import ConfigError
@@ -154,7 +154,7 @@ class Tried:
         return entry
 
 
-_tried: Remembered[Tried] = Remembered()
+_tried: ModelCache[Tried] = ModelCache()
 
 
 def try_layers(model: PreTrainedModel, state: ModelState | None = None) -> Tried:

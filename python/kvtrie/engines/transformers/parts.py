@@ -29,8 +29,8 @@ class Parts:
     Args:
         executor: its first tier has the groups.
         tried: cache contents of each layer, None for a model with a single group.
-        settle: called with the states and a layer before the layer's first use, if its states are
-            not yet read.
+        read_part: called with the states and a layer before the first use of the layer, if its
+            states are not yet read.
 
     Attributes:
         layers: the layers of a transformers cache. Some hold the states.
@@ -40,7 +40,7 @@ class Parts:
     """
 
     def __init__(
-        self, executor: Executor, tried: Tried | None, settle: Callable[[States, int], object]
+        self, executor: Executor, tried: Tried | None, read_part: Callable[[States, int], object]
     ) -> None:
         self.layers: list[Any] = []
         self.windows: Windows | None = None
@@ -55,7 +55,7 @@ class Parts:
             self.windows = Windows(windowed)
         if recurrent := [group for group in groups if not group.window]:
             self.states = States(recurrent, tried, self.layers)
-            self.states.settle = partial(settle, self.states)
+            self.states.read_late = partial(read_part, self.states)
 
     def __iter__(self) -> Iterator[Windows | States]:
         return (part for part in (self.windows, self.states) if part is not None)

@@ -61,15 +61,15 @@ class Passes:
         self, model: PreTrainedModel, executor: Executor, pools: Sequence[Pool], longest: int
     ) -> None:
         self.model, self._manager = model, executor.manager
-        mine, pool, apart = self._manager.model, pools[0], len(pools) > 1
-        if not apart:  # otherwise the trial compares the layers
+        mine, pool, separate_groups = self._manager.model, pools[0], len(pools) > 1
+        if not separate_groups:  # otherwise the trial compares the layers
             check_stated(model, mine, pool)
         self.guard = Guard(model)
         self.guard.ready()
         self._rope = RopeLimits.of(model.config)
         state = ModelState.of(model)
         require_same(self._manager, model, state)
-        self.tried = _tried(model, mine, pool, state) if apart else None
+        self.tried = _tried(model, mine, pool, state) if separate_groups else None
         self.entry = self.tried.entered() if self.tried else trial(model, pool, state)
         self._seen = False
         self._regime = self._rope.regime(longest)

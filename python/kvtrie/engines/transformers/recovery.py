@@ -19,7 +19,7 @@ import torch
 from transformers import Cache
 
 from kvtrie.engines.transformers.mask import masks
-from kvtrie.engines.transformers.rows import patiently
+from kvtrie.engines.transformers.rows import with_retry
 from kvtrie.engines.transformers.step import Step
 from kvtrie.errors import TransferError
 
@@ -105,7 +105,7 @@ class RowRecovery:
             NoSpaceError: there is no room.
         """
         lease, has = row.lease, row.lease.tokens
-        patiently(self._executor, partial(lease.reserve, room - has))
+        with_retry(self._executor, partial(lease.reserve, room - has))
         self._executor.wait(lease)
         missing = torch.arange(has, end)
         self._compute(row, missing, [missing] * self._pool.layers)

@@ -31,9 +31,9 @@ __all__ = [
     "Row",
     "check_repeated",
     "fresh_tokens",
-    "patiently",
     "select",
     "step_of",
+    "with_retry",
 ]
 
 _T = TypeVar("_T")
@@ -54,7 +54,7 @@ class Row:
             NoSpaceError: there is no room.
         """
         new = max(0, end - self.pad - self.lease.tokens)
-        patiently(executor, partial(self.lease.reserve, new))
+        with_retry(executor, partial(self.lease.reserve, new))
 
     def commit(self, new: NDArray[np.int64], now: int) -> Row:
         """Commit tokens after their KV is written. Return the row extended by new tokens."""
@@ -73,7 +73,7 @@ class Row:
         return replace(self, tokens=self.tokens[:keep])
 
 
-def patiently(executor: Executor, ask: Callable[..., _T]) -> _T:
+def with_retry(executor: Executor, ask: Callable[..., _T]) -> _T:
     """Ask for room. If there is none, retry once after all moves have ended.
 
     Args:

@@ -35,13 +35,13 @@ class States:
         layers: empty layers of a transformers cache.
 
     Attributes:
-        settle: called with a layer before its first use, if its states are not yet read.
+        read_late: called with a layer before its first use, if its states are not yet read.
         late: layers with states not yet read, with their group and index in it.
     """
 
     def __init__(self, groups: Sequence[GroupBlocks], tried: Tried, layers: Sequence[Any]) -> None:
         self._groups, self._tried, self._layers = groups, tried, layers
-        self.settle: Callable[[int], object] = lambda _: None
+        self.read_late: Callable[[int], object] = lambda _: None
         self.late: dict[int, tuple[GroupBlocks, int]] = {}
 
     def goal(self, row: Row, tokens: int) -> int:
@@ -76,9 +76,9 @@ class States:
                 for state in self._tried.layers[layer].states:
                     empty = torch.zeros((1, *state.shape), dtype=state.dtype)
                     self._put(layer, state, empty.to(group.pool.device))
-                kept, settle = self._layers[layer], partial(self.settle, layer)
+                kept, read_late = self._layers[layer], partial(self.read_late, layer)
                 for name in _NAMES:
-                    setattr(kept, name, _Late(kept, name, settle))
+                    setattr(kept, name, _Late(kept, name, read_late))
                 self.late[layer] = group, at
 
     def read(self, layer: int, row: Row, tokens: int) -> None:
@@ -162,10 +162,10 @@ class States:
 class _Late(dict[int, Any]):
     """Tensors of a layer, read on first use."""
 
-    def __init__(self, layer: Any, name: str, settle: Callable[[], object]) -> None:  # noqa: ANN401
+    def __init__(self, layer: Any, name: str, read: Callable[[], object]) -> None:  # noqa: ANN401
         super().__init__(getattr(layer, name))
-        self._layer, self._name, self._settle = layer, name, settle
+        self._layer, self._name, self._read = layer, name, read
 
     def __getitem__(self, index: int) -> Any:  # noqa: ANN401 - a tensor or None
-        self._settle()
+        self._read()
         return getattr(self._layer, self._name)[index]

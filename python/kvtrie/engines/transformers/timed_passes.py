@@ -63,7 +63,7 @@ def time_prefill(
 
             def once(block: torch.Tensor = block, context: int = context) -> None:
                 model(input_ids=block, past_key_values=cache)
-                _settle(model.device)
+                _synchronize(model.device)
                 cache.crop(context - cache.get_seq_length())
 
             timing = timing_of(once, repeats)
@@ -104,7 +104,7 @@ def time_passes(
 
                 def once(window: torch.Tensor = window, context: int = context) -> None:
                     model(input_ids=window, past_key_values=cache, logits_to_keep=1)
-                    _settle(model.device)
+                    _synchronize(model.device)
                     cache.crop(context - cache.get_seq_length())
 
                 yield context, many, _median(once, repeats)
@@ -142,7 +142,7 @@ def time_decodes(
 
                 def once(token: torch.Tensor = token, context: int = context) -> None:
                     model(input_ids=token, past_key_values=cache)  # noqa: B023 - called at once
-                    _settle(model.device)
+                    _synchronize(model.device)
                     cache.crop(context - cache.get_seq_length())  # noqa: B023
 
                 yield context, many, _median(once, repeats)
@@ -166,11 +166,11 @@ def time_device(dtype: str, *, repeats: int) -> Device:
 
     def copy() -> None:
         target.copy_(source)
-        _settle(device)
+        _synchronize(device)
 
     def multiply() -> None:
         torch.matmul(one, one, out=result)
-        _settle(device)
+        _synchronize(device)
 
     copied, multiplied = _median(copy, repeats), _median(multiply, repeats)
     return Device(2 * _COPIED_BYTES * _NS / copied, 2 * _SIDE**3 * _NS / multiplied)
@@ -196,6 +196,6 @@ def _median(call: Callable[[], object], repeats: int) -> float:
     return float(np.median(samples))
 
 
-def _settle(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

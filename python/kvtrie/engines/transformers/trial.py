@@ -16,7 +16,7 @@ from weakref import ref
 import torch
 from transformers import Cache
 
-from kvtrie.engines.identity.model_state import ModelState, Remembered
+from kvtrie.engines.identity.model_state import ModelCache, ModelState
 from kvtrie.engines.transformers.guard import named, states
 from kvtrie.errors import ConfigError
 from kvtrie.model.shape import ModelShape
@@ -34,7 +34,7 @@ _TOKENS = 2
 # Largest difference by rounding, as a share of the largest number. Coarser formats allow more.
 _APART = 1e-4
 # Entry module of each tried model.
-_entries: Remembered[ref[torch.nn.Module]] = Remembered()
+_entries: ModelCache[ref[torch.nn.Module]] = ModelCache()
 # Errors of a model with an unsuitable cache. Running out of memory is not included.
 _UNFIT = (AttributeError, IndexError, KeyError, TypeError, ValueError, NotImplementedError)
 

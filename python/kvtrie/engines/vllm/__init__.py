@@ -5,7 +5,7 @@ connector --> scheduler --> matching, admission --> misses      decisions about 
     |             +--> orders, reports --> messages              and about each step
     |             |      +--> commits, loads --> requests --> waiting, running, hints, scope
     |             |                                  +--> sequence --> native_first
-    |             +--> cache --> store_moves, store_client, events, metrics, proofs, restored
+    |             +--> cache --> store_moves, store_client, events, metrics, restored
     |             +--> versions                         KV of older weights
     +--> worker --> kv_writer --> learned_views        bytes in vLLM's layout
     |       +--> rank_store, replicated --> shared_memory, kept_host, age_writer

@@ -38,11 +38,11 @@ class Adapters:
         self._reloads: dict[str, int] = {}  # by request, the question sent with its reload
 
     @property
-    def settled(self) -> bool:
+    def known(self) -> bool:
         """Whether all workers have answered the last question."""
         return len(self._answered) == len(self._held)
 
-    def doubt(self) -> None:
+    def request_rehash(self) -> None:
         """Ask workers again."""
         self.question += 1
         self._answered = set[int]()
@@ -56,7 +56,7 @@ class Adapters:
     def name(self, adapter: LoRARequest) -> str | None:
         """Return the name of an adapter's content, or None if it is not known."""
         digests = self.digests(adapter.lora_int_id)
-        if not self.settled or not all(digests.values()):
+        if not self.known or not all(digests.values()):
             return None
         return combined(digests.values()).hex()
 
@@ -70,14 +70,14 @@ class Adapters:
         Asks the workers for the name once. For a request with `load_inplace` vLLM reads the
         adapter's files again. The workers do so before the request is matched.
         """
-        if not self.settled:
+        if not self.known:
             return True
         fresh = not adapter.load_inplace or self._reloads.get(request_id, self.question + 1) <= (
             self.question
         )
         if fresh and all(adapter.lora_int_id in held for held in self._held.values()):
             return False
-        self.doubt()
+        self.request_rehash()
         self._wanted[adapter.lora_int_id] = adapter
         if adapter.load_inplace:
             self._reloads[request_id] = self.question

@@ -75,9 +75,9 @@ class Admission:
         ]
         ends[0] = sequence.slots(ends[0])
         promised = [slot for table in ends for slot in table[first:last] if slot]
-        if not cache.identity.settled or cache.identity.reads_stale(request, own):
+        if not cache.identity.known or cache.identity.reads_stale(request, own):
             self._requests.pins.end(waiting.pinned, now)
-            self._loads.lose(request.request_id, promised, "blocks of other weights")
+            self._loads.fail(request.request_id, promised, "blocks of other weights")
             return
         cache.identity.written(new)
         cache.counters.tokens["asked"] += sequence.known - local
@@ -96,9 +96,9 @@ class Admission:
             waiting.identity,
             lease.tokens + cache.size,
         )
-        if waiting.begun is None:
-            waiting.begun = waiting.identity
-        run.stopped = unsure or waiting.begun != waiting.identity
+        if waiting.first_identity is None:
+            waiting.first_identity = waiting.identity
+        run.stopped = unsure or waiting.first_identity != waiting.identity
         run.shares = waiting.scope.share_after is not None
         run.receiving = bool(loaded) and len(tables) > 1
         self._requests.running[request.request_id] = run
@@ -117,7 +117,7 @@ class Admission:
 
     def _go_on(self, run: RunningRequest, tables: list[list[int]]) -> None:
         """Bind the new slots of a request after its loads."""
-        run.receiving, run.begun = False, self._cache.step
+        run.receiving, run.admitted_step = False, self._cache.step
         for group, table in enumerate(tables):
             if not self._cache.groups[group].state:
                 new = table[run.had(group) :]
@@ -127,7 +127,7 @@ class Admission:
     def _acquire(
         self, waiting: WaitingRequest, end: int, now: int, promised: list[int]
     ) -> Lease | None:
-        """Acquire a lease up to the end of the loads, or lose the slots and return None."""
+        """Acquire a lease up to the end of the loads, or fail the slots and return None."""
         tokens = waiting.sequence.read()
         try:
             return self._cache.manager.acquire(
@@ -140,7 +140,7 @@ class Admission:
             )
         except KvtrieError as error:
             request_id = waiting.sequence.request_id
-            self._loads.lose(request_id, promised, f"{type(error).__name__} at admission")
+            self._loads.fail(request_id, promised, f"{type(error).__name__} at admission")
             self._requests.pins.end(waiting.pinned, now)
             return None
 
@@ -153,7 +153,7 @@ class Admission:
             except KvtrieError as error:
                 cache.counters.lost[f"{type(error).__name__} at load"] += 1
         if len(ids) != len(slots):
-            self._loads.lose(run.request.request_id, slots, "a promise that did not hold")
+            self._loads.fail(run.request.request_id, slots, "a promise that did not hold")
             run.stopped = True
         else:
             for group, table in zip(cache.groups, run.tables, strict=True):

@@ -32,23 +32,23 @@ class _Node:
         covers: the number of covered children, plus 1 if it is complete.
     """
 
-    __slots__ = ("above", "below", "complete", "covers", "depth", "key", "there")
+    __slots__ = ("above", "below", "complete", "covers", "depth", "key", "tiers")
 
     def __init__(self, key: bytes) -> None:
         self.key, self.complete, self.covers = key, False, 0
         self.above: _Node | None = None
         self.depth: int | None = None
         self.below: set[_Node] = set()
-        self.there: dict[int, int] = {}
+        self.tiers: dict[int, int] = {}
 
-    def note(self, tier: int, group: int, *, there: bool) -> bool:
+    def note(self, tier: int, group: int, *, resident: bool) -> bool:
         """Record a group on a tier. Return whether the group came to the tiers or left them."""
-        before = self.there.get(group, 0)
-        after = before | 1 << tier if there else before & ~(1 << tier)
+        before = self.tiers.get(group, 0)
+        after = before | 1 << tier if resident else before & ~(1 << tier)
         if after:
-            self.there[group] = after
+            self.tiers[group] = after
         else:
-            self.there.pop(group, None)
+            self.tiers.pop(group, None)
         return bool(before) != bool(after)
 
 
@@ -67,14 +67,14 @@ class Borders:
         return key in self._nodes and self._nodes[key].covers > 0
 
     def change(
-        self, place: tuple[int, int, bytes], parent: bytes, *, there: bool, first: bool
+        self, place: tuple[int, int, bytes], parent: bytes, *, resident: bool, first: bool
     ) -> list[bytes]:
         """Record whether a whole block is on a tier.
 
         Args:
             place: its tier, its group and its key.
             parent: the key of the block before it.
-            there: whether the block is on the tier.
+            resident: whether the block is on the tier.
             first: whether `parent` is no block.
 
         Returns:
@@ -85,8 +85,8 @@ class Borders:
         placed = node.depth is not None
         if not placed and node.above is None:
             self._link(node, parent, first=first)
-        turned = node.note(tier, group, there=there)
-        changed = self._settle(node) if turned or not placed else []
+        changed_tiers = node.note(tier, group, resident=resident)
+        changed = self._update_borders(node) if changed_tiers or not placed else []
         self._forget(node)
         return changed
 
@@ -99,7 +99,7 @@ class Borders:
         if above is not None:
             above.below.discard(node)
             self._forget(above)
-        return self._settle(node)
+        return self._update_borders(node)
 
     def _link(self, node: _Node, parent: bytes, *, first: bool) -> None:
         node.above = None if first else self._node(parent)
@@ -115,12 +115,12 @@ class Borders:
             node = self._nodes[key] = _Node(key)
         return node
 
-    def _settle(self, node: _Node) -> list[bytes]:
+    def _update_borders(self, node: _Node) -> list[bytes]:
         """Check the borders near a block, its own border first."""
         changed: list[bytes] = []
-        near = [node]
-        while near:
-            one = near.pop()
+        pending = [node]
+        while pending:
+            one = pending.pop()
             if one.depth is None and one.above is not None and one.above.depth is not None:
                 one.depth = one.above.depth + 1
             if one.depth is None:
@@ -132,7 +132,7 @@ class Borders:
             if one.below:
                 wanted = self._wanted(one.depth + 2)
                 needed = any(first <= (node.depth or 0) for _, first, _ in wanted)
-                near += [each for each in one.below if needed or each.depth is None]
+                pending += [each for each in one.below if needed or each.depth is None]
         return changed
 
     def _wanted(self, border: int) -> list[tuple[int, int, int]]:
@@ -141,14 +141,14 @@ class Borders:
         return [(group, *each) for group, ranges in groups for each in ranges if each[0] < each[1]]
 
     def _is_complete(self, node: _Node) -> bool:
-        if 0 not in node.there:
+        if 0 not in node.tiers:
             return False
         wanted = self._wanted((node.depth or 0) + 1)
         lowest = min((first for _, first, _ in wanted), default=0)
         one: _Node | None = node
         while one is not None and wanted and (at := one.depth or 0) >= lowest:
             for group, first, end in wanted:
-                if first <= at < end and group not in one.there:
+                if first <= at < end and group not in one.tiers:
                     return False
             one = one.above
         return True
@@ -166,7 +166,7 @@ class Borders:
 
     def _forget(self, node: _Node | None) -> None:
         """Drop a block on no tier and without later blocks."""
-        while node is not None and not node.there and not node.below:
+        while node is not None and not node.tiers and not node.below:
             del self._nodes[node.key]
             above = node.above
             if above is not None:

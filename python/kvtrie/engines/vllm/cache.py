@@ -16,7 +16,6 @@ from kvtrie.engines.vllm.identity import Identity
 from kvtrie.engines.vllm.metrics import ConnectorCounters
 from kvtrie.engines.vllm.native_first import NativeFirst
 from kvtrie.engines.vllm.page_slots import PageSlots
-from kvtrie.engines.vllm.proofs import Proofs
 from kvtrie.engines.vllm.restored import (
     DISK,
     HOST,
@@ -28,6 +27,7 @@ from kvtrie.engines.vllm.restored import (
 )
 from kvtrie.engines.vllm.store_client import StoreClient
 from kvtrie.engines.vllm.store_moves import StoreMoves
+from kvtrie.engines.vllm.unverified_blocks import UnverifiedBlocks
 from kvtrie.model.group_pages import GroupPages
 from kvtrie.transfer.dispatch import Dispatch
 from kvtrie.transfer.remote_stores import write_limit
@@ -72,7 +72,7 @@ class ServedCache:
         used: blocks with ages to write down, by tier kept for the next server.
         moves: its moves in flight.
         published: blocks published as KV events, or None without events.
-        proofs: unverified blocks of an earlier server in host memory.
+        unverified: unverified blocks of an earlier server in host memory.
         identity: the weights and adapters of the requests.
         store: the parts of all ranks in a shared store, or None if it is not queried.
         counters: the connector's counters.
@@ -130,7 +130,7 @@ class ServedCache:
         self.used = {tier: UsedBlocks(self.manager, tier) for tier in lasting}
         left = {tier: on_every_rank(rows[tier]) for tier in lasting}
         load_indexes(self.manager, left, clock())
-        self.proofs = Proofs(left[HOST] if kept else Index(), len(opened))
+        self.unverified = UnverifiedBlocks(left[HOST] if kept else Index(), len(opened))
         dispatch = Dispatch(self.manager, len(opened))
         self.moves = StoreMoves(self.manager, dispatch, self.remote, _most_writes(model, tiers))
         self.identity = Identity({rank: one.weights for rank, one in opened.items()}, model.blocks)
@@ -151,7 +151,7 @@ class ServedCache:
         if self.store is not None:
             self.store.forget()
         self.used = {tier: UsedBlocks(self.manager, tier) for tier in self.used}
-        self.proofs.clear()
+        self.unverified.clear()
         self.resetting = False
 
 

@@ -136,29 +136,29 @@ class KvtrieCachePolicy(CachePolicy):
         if retained is None:
             retained = self._ranges_of(context)
             context.set_state(retained)
-        here = [key for key in keys if key in self._chunks]
-        self._enter(here)
+        cached = [key for key in keys if key in self._chunks]
+        self._enter(cached)
         for hint in retained.ranges:
             if hint == _OVER:
-                if here:
-                    self._order.release(here[-1])
+                if cached:
+                    self._order.release(cached[-1])
                 continue
-            ends = map(context.get_offload_key_position, here)
+            ends = map(context.get_offload_key_position, cached)
             inside = [
                 key
-                for key, end in zip(here, ends, strict=True)
+                for key, end in zip(cached, ends, strict=True)
                 if end is not None and hint.start < end <= hint.last
             ]
             self._order.keep(inside, hint.priority, hint.ttl_ns)
 
     def _ranges_of(self, context: ReqContext) -> _RetainedRanges:
         ranges: list[RetainedRange] = []
-        strange: list[str] = []
+        ignored: list[str] = []
         if context.kv_hints is not None:
-            ranges, strange = envelope_ranges(context.kv_hints)
+            ranges, ignored = envelope_ranges(context.kv_hints)
         given = read_hints(context.kv_transfer_params)
         ranges += [_OVER] * given.end + list(given.ranges)
-        for why in (*strange, *given.strange):
+        for why in (*ignored, *given.ignored):
             self.boundary.ignored(context.req_id, why)
         return _RetainedRanges(tuple(ranges))
 

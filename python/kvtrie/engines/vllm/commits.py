@@ -68,7 +68,7 @@ class Commits:
                 self._commit(run, now)
         self._seen = self._finished
 
-    def let_go(self, now: int) -> list[int]:
+    def release_leaving(self, now: int) -> list[int]:
         """End the leases of leaving runs. Return the moves still using their slots."""
         released: list[int] = []
         for run in self._requests.leaving:
@@ -87,7 +87,7 @@ class Commits:
         """Commit the full blocks written by finished steps. Later blocks stay due."""
         cache, size = self._cache, self._cache.size
         states, run.states = run.states, [one for one in run.states if one[0] > self._finished]
-        if not cache.identity.settled_for(run.request):
+        if not cache.identity.known_for(run.request):
             return
         run.stopped |= run.identity != cache.identity.name(run.request)
         upto = min(run.committable(), len(run.table) * size) // size * size
@@ -100,7 +100,7 @@ class Commits:
             # vLLM frees the block after the next step.
             if self._seen < step <= self._finished and begin <= place * size < upto:
                 run.lease.bind(place, [slot], group)
-        run.forget_parted(begin // size)
+        run.unbind_multi_slot_pages(begin // size)
         new = run.sequence.read()[begin:upto]
         committed = run.lease.commit(np.ascontiguousarray(new), now=now)
         self.learn(run, begin // size)

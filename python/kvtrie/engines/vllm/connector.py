@@ -215,15 +215,15 @@ class KvtrieConnector(KVConnectorBase_V1, SupportsHMA):
         )
         return ControlSocket(control_path(path, rank, several=several), engine)
 
-    def doubt_weights(self) -> None:
+    def request_weights_rehash(self) -> None:
         """Make the workers hash their weights again before any lookup or commit."""
         if self._scheduler is not None:
-            self._scheduler.cache.identity.doubt()
+            self._scheduler.cache.identity.request_rehash()
 
-    def doubt_adapters(self) -> None:
+    def request_adapters_rehash(self) -> None:
         """Make the workers hash their adapters before a request with an adapter is matched."""
         if self._scheduler is not None:
-            self._scheduler.cache.identity.doubt(weights=False)
+            self._scheduler.cache.identity.request_rehash(weights=False)
 
     def get_num_new_matched_tokens(
         self,

@@ -107,7 +107,7 @@ class KvtrieDiskTier(SecondaryTierManager):
             raise ConfigError("vLLM's workers have not named their weights on this machine")
         self.boundary = Boundary("kvtrie", _LOG)
         self._first = self._weights = combined(digests)
-        self._settled = True  # whether the weights are known
+        self._weights_known = True  # whether the weights are known
         self._used = False  # whether requests came since vLLM's cache was empty
         self._off = False  # whether vLLM's cache may have KV of old weights
         self.locality = Locality.LOCAL
@@ -135,26 +135,27 @@ class KvtrieDiskTier(SecondaryTierManager):
         watch(self)
         name_media(self)
 
-    def doubt_weights(self) -> None:
+    def request_weights_rehash(self) -> None:
         """Stop lookups and stores until all workers have hashed their weights again."""
         with self._lock:
             self._board.ask()
-            self._settled = False
+            self._weights_known = False
 
-    def doubt_adapters(self) -> None:
+    def request_adapters_rehash(self) -> None:
         """Do nothing: a disk tier refuses adapters."""
 
     def _serves(self) -> bool:
         """Return whether lookups and stores are allowed.
 
-        From vLLM 0.33 on, its polling threads call this too, concurrently with `doubt_weights`.
+        From vLLM 0.33 on, its polling threads call this too, concurrently with
+        `request_weights_rehash`.
         """
         with self._lock:
-            if not self._settled and (digests := self._board.read()) is not None:
-                self._settled = True
+            if not self._weights_known and (digests := self._board.read()) is not None:
+                self._weights_known = True
                 if (now := combined(digests)) != self._weights:
                     self._weights, self._off = now, self._used
-            return self._settled and not self._off
+            return self._weights_known and not self._off
 
     def _key(self, key: bytes, weights: bytes | None = None) -> bytes:
         """Return a chunk's key under `weights`, by default the current weights.

@@ -141,9 +141,10 @@ class PublishedBlocks:
             self._name(event, key, parent)
             (before, after), whole = self._resident.note(event, key), self._layers[event.group]
             if self._borders is not None and whole in (before, after):
-                there = after == whole and 0 < event.tier <= self._last
+                resident = after == whole and 0 < event.tier <= self._last
                 place, first = (event.tier, event.group, key), parent in self._firsts
-                yield from self._turn(self._borders.change(place, parent, there=there, first=first))
+                changed = self._borders.change(place, parent, resident=resident, first=first)
+                yield from self._turn(changed)
             if 0 < event.tier <= self._last and before != after and whole in (before, after):
                 one = _Waiting(event.tier, event.group, key, parent, list(event.tokens or ()))
                 if after == whole:
@@ -233,14 +234,14 @@ class PublishedBlocks:
             place, name = one[:3], self._hashes.get(one.key)
             first = one.parent in self._firsts
             if name is None or not (first or self._is_published(one.parent)):
-                behind = one.key if name is None else one.parent
-                self._waiting.setdefault(behind, {})[place] = one
+                awaited = one.key if name is None else one.parent
+                self._waiting.setdefault(awaited, {})[place] = one
                 continue
             extra, weights = self._extras.get(one.key, _PLAIN)
             if weights != self.weights:
                 self._waiting.setdefault(_WEIGHTS + weights.encode(), {})[place] = one
                 continue
-            if self._borders is not None and self._is_useless(one):
+            if self._borders is not None and self._is_uncovered(one):
                 self._waiting.setdefault(_BORDER + one.key, {})[place] = one
                 continue
             self._published[place] = one.parent, array("I", one.tokens).tobytes()
@@ -258,11 +259,11 @@ class PublishedBlocks:
                 yield from self._publish(each)
             for tier in range(1, self._last + 1):
                 kept = self._published.get(place := (tier, 0, key))
-                if kept is not None and self._is_useless(one := _restored(place, *kept)):
+                if kept is not None and self._is_uncovered(one := _restored(place, *kept)):
                     yield from self._withdraw(one)
                     self._waiting.setdefault(_BORDER + key, {})[place] = one
 
-    def _is_useless(self, block: _Waiting) -> bool:
+    def _is_uncovered(self, block: _Waiting) -> bool:
         """Return whether a block of the first group is not covered by a border."""
         return self._borders is not None and not (
             block.group or self._borders.is_covered(block.key)
@@ -276,11 +277,11 @@ class PublishedBlocks:
         place = block[:3]
         if self._published.pop(place, None) is None:
             weights = _WEIGHTS + self._extras.get(block.key, _PLAIN)[1].encode()
-            for behind in (block.key, block.parent, _BORDER + block.key, weights):
-                rows = self._waiting.get(behind, {})
+            for awaited in (block.key, block.parent, _BORDER + block.key, weights):
+                rows = self._waiting.get(awaited, {})
                 rows.pop(place, None)
                 if not rows:
-                    self._waiting.pop(behind, None)
+                    self._waiting.pop(awaited, None)
             return
         shown = block.tier, block.group, self._hashes[block.key]
         self._shown[shown] -= 1

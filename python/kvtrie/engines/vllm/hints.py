@@ -3,7 +3,7 @@
 vLLM passes on an envelope `kv_hints` of actions, each with a type, a version and a payload, without
 interpreting it. Four types are supported: `kv.retain`, `kv.release` (also called `kv.deref`),
 `kv.prefetch` and `kv.progress`, of version 1.
-Invariant: a hint is soft. An invalid action is reported in `strange`, and the valid actions apply.
+Invariant: a hint is soft. An invalid action is reported in `ignored`, and the valid actions apply.
 Cost: a hint per action and range, once per request.
 """
 
@@ -48,12 +48,12 @@ class EnvelopeHints:
     Attributes:
         hints: for the manager, at once.
         end: whether the session ends with this request.
-        strange: the invalid actions and the reasons.
+        ignored: the invalid actions and the reasons.
     """
 
     hints: list[Hint] = field(default_factory=list["Hint"])
     end: bool = False
-    strange: list[str] = field(default_factory=list[str])
+    ignored: list[str] = field(default_factory=list[str])
 
 
 def envelope_hints(
@@ -75,17 +75,17 @@ def envelope_hints(
     advice = EnvelopeHints()
     actions = cast("object", envelope.actions)
     if not isinstance(actions, Sequence):
-        advice.strange.append(f"actions are {shown(actions)}, a list wanted")
+        advice.ignored.append(f"actions are {shown(actions)}, a list wanted")
         return advice
     for at, action in enumerate(cast("Sequence[KvHintAction]", actions)):
         if at == _MOST_ACTIONS:
-            advice.strange.append(f"{len(envelope.actions)} actions, the first {at} are read")
+            advice.ignored.append(f"{len(envelope.actions)} actions, the first {at} are read")
             break
         try:
             _serve(action, advice, tokens, scope, session, now=now)
         except (KvtrieError, TypeError, ValueError, AttributeError) as error:
             kind = shown(getattr(action, "action_type", None))
-            advice.strange.append(f"{kind}: {error}")
+            advice.ignored.append(f"{kind}: {error}")
     return advice
 
 
@@ -107,8 +107,8 @@ def envelope_ranges(envelope: KvHintsEnvelope) -> tuple[list[RetainedRange], lis
                 RetainedRange(hint.start, last, hint.priority, cast("int | None", hint.ttl))
             )
         else:
-            advice.strange.append(f"{type(hint).__name__}: nothing is known of that here")
-    return ranges, advice.strange
+            advice.ignored.append(f"{type(hint).__name__}: nothing is known of that here")
+    return ranges, advice.ignored
 
 
 def _serve(
@@ -171,8 +171,8 @@ def _check_keys(given: object, keys: tuple[str, ...]) -> None:
     if not isinstance(given, Mapping):
         raise ConfigError(f"it says {shown(given)}, an object wanted")
     named = cast("Mapping[object, object]", given)
-    if strange := [shown(key) for key in named if key not in keys]:
-        raise ConfigError(f"it has no {', '.join(strange)}: {', '.join(keys)}")
+    if unknown := [shown(key) for key in named if key not in keys]:
+        raise ConfigError(f"it has no {', '.join(unknown)}: {', '.join(keys)}")
 
 
 def _retain(

@@ -34,13 +34,13 @@ class Identity:
 
     Attributes:
         question: the number of questions about the weights so far.
-        settled: whether all workers have answered the last question.
+        known: whether all workers have answered the last question.
         adapters: the adapters of the workers.
         awaited: whether vLLM has matched a request since the last questions.
     """
 
     def __init__(self, digests: Mapping[int, bytes], slots: int) -> None:
-        self.question, self.settled = 0, True
+        self.question, self.known = 0, True
         self._asked = 0, 0
         self.awaited = False
         self._ranks, self._slots = sorted(digests), slots
@@ -51,15 +51,15 @@ class Identity:
         self._contents: dict[str, str] = {}  # the last content of each name of an adapter
         self._stale: dict[str | None, set[int]] = {}
 
-    def settled_for(self, request: Request) -> bool:
+    def known_for(self, request: Request) -> bool:
         """Return whether all workers have answered the last questions about a request."""
-        return self.settled and (request.lora_request is None or self.adapters.settled)
+        return self.known and (request.lora_request is None or self.adapters.known)
 
-    def doubt(self, *, weights: bool = True) -> None:
+    def request_rehash(self, *, weights: bool = True) -> None:
         """Ask workers again for their adapters and their weights."""
-        self.adapters.doubt()
+        self.adapters.request_rehash()
         if weights:
-            self.question, self.settled, self._answers = self.question + 1, False, {}
+            self.question, self.known, self._answers = self.question + 1, False, {}
 
     def questions(self, *, computes: bool) -> tuple[int, int]:
         """Return the numbers of the questions to the workers about weights and adapters.
@@ -76,11 +76,11 @@ class Identity:
 
     def on_answer(self, rank: int, question: int, digest: bytes) -> None:
         """Record a worker's answer to a question."""
-        if self.settled or question != self.question:
+        if self.known or question != self.question:
             return
         self._answers[rank] = digest
         if len(self._answers) == len(self._ranks):
-            self.settled = True
+            self.known = True
             now = combined(self._answers[rank] for rank in self._ranks)
             weights = "" if now == self._first else now.hex()
             if weights != self._weights:

@@ -81,14 +81,14 @@ def open_host(
         ConfigError: no room, or an unusable file at `keep`.
     """
     size, memory = model.block_tokens, None
-    own, apart = model.budget(tier, blocks), model.resume is not None
+    own, separate_groups = model.budget(tier, blocks), model.resume is not None
     together = gather is not None and replicas.count > 1
     if tier.keep is not None:
         kept = None
         if replicas.place == 0:
             kept = kept_pool(
                 model.shape, own, size, layout=layout, rank=rank, ranks=model.ranks,
-                pinned=pinned, clock=wall, apart=apart,
+                pinned=pinned, clock=wall, separate_groups=separate_groups,
             )  # fmt: skip
         if gather is not None and together:
             addresses = gather(None if kept is None else kept.address)
@@ -99,9 +99,9 @@ def open_host(
             return HostMemory(kept, writes_all=together)
         if memory is not None:
             return HostMemory(_pool(model, blocks, layout, memory, pinned=pinned), writes_all=True)
-    if apart:
+    if separate_groups:
         return HostMemory(
-            Pool.of_tier(model.shape, own, size, device="cpu", pinned=pinned, apart=True)
+            Pool.of_tier(model.shape, own, size, device="cpu", pinned=pinned, separate_groups=True)
         )
     shared = None
     if gather is not None and together:
@@ -118,7 +118,7 @@ def _pool(
     )
 
 
-class HostProofs:
+class HostVerification:
     """Verification of blocks in host memory for the scheduler.
 
     Args:
@@ -135,19 +135,19 @@ class HostProofs:
         """Start to verify blocks. Without kept memory they count as verified."""
         self.pending += len(questions)
         if self._kept is not None:
-            self._kept.prove_soon(questions)
+            self._kept.start_verification(questions)
         else:
             self._unasked.update((place, True) for place, _ in questions)
 
     def answer(self, news: StepNews) -> None:
         """Add the results of verifications and the counts of kept memory."""
         if self._kept is None:
-            news.proved, self._unasked = self._unasked, {}
+            news.verified, self._unasked = self._unasked, {}
             news.kept = 0 if self._reports else None
         else:
-            news.proved, news.lost = self._kept.proved(), dict(self._kept.pool.lost_blocks)
+            news.verified, news.lost = self._kept.verified(), dict(self._kept.pool.lost_blocks)
             news.kept = self._kept.pool.kept_blocks
-        self.pending -= len(news.proved)
+        self.pending -= len(news.verified)
 
 
 class _Copy(NamedTuple):
@@ -171,8 +171,8 @@ class KeptStores:
         self.pool = pool
         self._news = news
         self._under_way: dict[int, _Copy] = {}
-        self._threads = ThreadPoolExecutor(1, "kvtrie-proofs")
-        self._proved: SimpleQueue[tuple[Place, bool]] = SimpleQueue()
+        self._threads = ThreadPoolExecutor(1, "kvtrie-verify")
+        self._verified: SimpleQueue[tuple[Place, bool]] = SimpleQueue()
 
     def begin(self, moves: Moves) -> dict[int, str]:
         """Mark blocks before they are copied. Return the refused rows with the reason."""
@@ -188,15 +188,15 @@ class KeptStores:
                     self._under_way[ident] = _Copy(group, slots[at], keys[at], labels[at])
         return failed
 
-    def prove(self, moves: Moves) -> dict[int, str]:
+    def verify_sources(self, moves: Moves) -> dict[int, str]:
         """Verify blocks before they are loaded. Return the invalid rows with the reason."""
         failed: dict[int, str] = {}
         for group, rows in self._groups(moves):
             part, some = self.pool.groups[group], moves[rows]
-            if not part.file.unproved and not part.file.lost:
+            if not part.file.unverified and not part.file.lost:
                 continue
             keys = [key.tobytes() for key in some.key]
-            why = part.prove(some.src_slot.astype(np.int64), keys)
+            why = part.verify(some.src_slot.astype(np.int64), keys)
             failed |= {int(rows[at]): reason for at, reason in why.items()}
         return failed
 
@@ -205,7 +205,7 @@ class KeptStores:
         groups: list[int] = np.unique(moves.group).tolist()
         return [(group, np.flatnonzero(moves.group == group)) for group in groups]
 
-    def settle(self, reports: Iterable[MoveReport]) -> bool:
+    def record_reports(self, reports: Iterable[MoveReport]) -> bool:
         """Record the newly reported copies. Return whether any block can be sealed."""
         for report in reports:
             ended = [self._under_way.pop(i) for i in report.ids if i in self._under_way]
@@ -217,22 +217,22 @@ class KeptStores:
                 part.finish(np.asarray(slots), keys, labels, ok=report.ok)
         return any(part.sealable for part in self.pool.groups)
 
-    def prove_soon(self, questions: Sequence[tuple[Place, bytes]]) -> None:
-        """Verify blocks on the verification thread. `proved` returns the results."""
+    def start_verification(self, questions: Sequence[tuple[Place, bytes]]) -> None:
+        """Verify blocks on the verification thread. `verified` returns the results."""
         if questions:
-            self._threads.submit(self._prove, list(questions))
+            self._threads.submit(self._verify, list(questions))
 
-    def proved(self) -> dict[Place, bool]:
+    def verified(self) -> dict[Place, bool]:
         """Return the new results since the last call: by place, whether its block is valid."""
-        return dict(self._proved.get() for _ in range(self._proved.qsize()))
+        return dict(self._verified.get() for _ in range(self._verified.qsize()))
 
-    def _prove(self, questions: Sequence[tuple[Place, bytes]]) -> None:
+    def _verify(self, questions: Sequence[tuple[Place, bytes]]) -> None:
         for (group, slot), key in questions:
             try:
-                good = not self.pool.groups[group].prove(np.array([slot]), [key])
+                good = not self.pool.groups[group].verify(np.array([slot]), [key])
             except KvtrieError:  # the server ends
                 good = False
-            self._proved.put(((group, slot), good))
+            self._verified.put(((group, slot), good))
         self._news()
 
     def close(self) -> None:

@@ -79,7 +79,7 @@ def learned_views(
     where = _offsets(blocks[0]).reshape(-1)[np.argsort(found)]
     sides = where.reshape(2, shape.tokens, shape.heads, shape.dim)
     views = _view(blocks, sides[0]), _view(blocks, sides[1])
-    _prove(blocks, views, shape, write)
+    _check_views(blocks, views, shape, write)
     return views
 
 
@@ -146,7 +146,7 @@ def _axes(places: NDArray[np.int64]) -> list[tuple[int, int]]:
     return [*_axes(outer), (run, step)]
 
 
-def _prove(
+def _check_views(
     blocks: torch.Tensor,
     views: tuple[torch.Tensor, torch.Tensor],
     shape: BlockShape,

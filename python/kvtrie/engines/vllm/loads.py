@@ -45,7 +45,7 @@ class Loads:
             request_id = run.request.request_id
             self._expected.append((adapter.lora_int_id, digests, slots, request_id))
 
-    def lose(self, request_id: str, slots: list[int], why: str = "") -> None:
+    def fail(self, request_id: str, slots: list[int], why: str = "") -> None:
         """Make the workers report promised slots as not loaded.
 
         With several groups they report the request, and vLLM computes nothing of it before.
@@ -87,7 +87,7 @@ class Loads:
         for ident in late:
             run = self._runs.pop(ident)
             run.stopped = True
-            self.lose(run.request.request_id, [self._new[ident]])
+            self.fail(run.request.request_id, [self._new[ident]])
         if late:
             self._cache.counters.lost["a load that had to wait"] += len(late)
             self._cache.moves.dispatch.cancel(late, now, "the step that reads it has begun")

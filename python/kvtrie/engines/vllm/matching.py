@@ -33,7 +33,7 @@ __all__ = ["Matching"]
 
 _LOG = logging.getLogger("vllm.kvtrie")  # below vLLM's logger, for its handlers
 _NS = 1_000_000_000
-_THERE, _COMING, _DEEPER, _STORED = "there", "coming", "deeper", "stored"
+_RESIDENT, _IN_FLIGHT, _LOWER_TIER, _STORED = "resident", "in flight", "lower tier", "stored"
 
 
 class Matching:
@@ -67,7 +67,7 @@ class Matching:
     def _answer(self, waiting: WaitingRequest, start: int, now: int) -> int | None:
         """Return the position after the last block in host memory, or None while waiting."""
         cache, waiting.start = self._cache, start
-        if waiting.scope is not None and not cache.identity.settled:
+        if waiting.scope is not None and not cache.identity.known:
             return None
         if cache.resetting:
             return start
@@ -112,31 +112,31 @@ class Matching:
             return match, match.resumable(HOST, skip=first) if match.tokens > start else 0
 
         match, host = lookup(keep)
-        if not cache.proofs:
+        if not cache.unverified:
             return match, host
-        proved, waits = cache.proofs.usable(match.blocks[first : first + host])
-        if waits and self._may_await_proofs(waiting, now):
+        verified, waits = cache.unverified.usable(match.blocks[first : first + host])
+        if waits and self._may_await_verification(waiting, now):
             return None
-        if proved == host or len(cache.groups) == 1:
-            return match, proved
+        if verified == host or len(cache.groups) == 1:
+            return match, verified
         if self._clear_damaged(match, now):
             return self._found(waiting, start, now)
         # Match up to an earlier border of all groups.
-        return lookup(max(keep, len(tokens) - (first + proved) * cache.size))
+        return lookup(max(keep, len(tokens) - (first + verified) * cache.size))
 
     def _clear_damaged(self, match: Match, now: int) -> bool:
         """Clear damaged windows and states of a match. Return whether any was cleared."""
         cleared = 0
-        for handle, group in self._cache.proofs.damaged_parts(match.blocks):
+        for handle, group in self._cache.unverified.damaged_parts(match.blocks):
             with suppress(ConfigError):  # a lease holds it
                 clear = self._cache.manager.clear_copies
                 cleared += len(clear([handle], HOST, group=group, now=now))
         return cleared > 0
 
-    def _may_await_proofs(self, waiting: WaitingRequest, now: int) -> bool:
+    def _may_await_verification(self, waiting: WaitingRequest, now: int) -> bool:
         """Return whether a request may wait for verification, at most until the deadline."""
-        waiting.proofs_until = waiting.proofs_until or now + self._deadline_ns
-        return now < waiting.proofs_until
+        waiting.verification_until = waiting.verification_until or now + self._deadline_ns
+        return now < waiting.verification_until
 
     def _await_deeper(
         self, waiting: WaitingRequest, match: Match, first: int, host: int, now: int
@@ -150,28 +150,29 @@ class Matching:
         states = states[: self._usable(waiting, states, first)]
         wait = waiting.wait
         if not wait.until:
-            sources = [each if each == _STORED else _DEEPER for each in states[host:]]
-            tokens = waiting.sequence.tokens_by_source(first, [_THERE] * host + sources)
+            sources = [each if each == _STORED else _LOWER_TIER for each in states[host:]]
+            tokens = waiting.sequence.tokens_by_source(first, [_RESIDENT] * host + sources)
             waiting.from_store = tokens[_STORED]
-            waiting.from_disk = tokens[_DEEPER] if _DEEPER in states else 0
-        near = host
+            waiting.from_disk = tokens[_LOWER_TIER] if _LOWER_TIER in states else 0
+        local_blocks = host
         if len(self._cache.groups) > 1:
             # Windows and states arrive after all blocks of the first group.
-            near = next((at for at, each in enumerate(states) if each != _THERE), len(states))
-        self._requests.pins.extend(waiting.pinned, match.handles[first : first + near], now)
-        wait.coming = _COMING in states
+            lacking = (at for at, each in enumerate(states) if each != _RESIDENT)
+            local_blocks = next(lacking, len(states))
+        self._requests.pins.extend(waiting.pinned, match.handles[first : first + local_blocks], now)
+        wait.coming = _IN_FLIGHT in states
         if host >= len(states) or wait.gave_up or not (self._disk or self._remote or wait.coming):
             return False
         if not wait.until:
             wait.until = (waiting.store.asked_at or now) + self._deadline_ns
-        lacking = match.blocks[first + min(near, len(states) - 1)]
+        first_missing = match.blocks[first + min(local_blocks, len(states) - 1)]
         if now >= wait.until:
-            return self._gives_up(wait, f"{self._source(lacking)} too slow")
+            return self._gives_up(wait, f"{self._source(first_missing)} too slow")
         if wait.coming:
             return True
-        if near <= wait.prefetched:  # no progress since the last prefetch: no room
+        if local_blocks <= wait.prefetched:  # no progress since the last prefetch: no room
             return self._gives_up(wait, "no room to bring up")
-        self._prefetch(waiting, match, first + len(states), near, now)
+        self._prefetch(waiting, match, first + len(states), local_blocks, now)
         return True
 
     def _prefetch(
@@ -182,11 +183,11 @@ class Matching:
         tokens = waiting.sequence.read()[: blocks * cache.size]
         prefetch = Prefetch(tokens=tokens, tier="host", scope=waiting.scope)
         (reply,) = cache.manager.hint([prefetch], now=now)
-        near = sum(any(copy.tier <= HOST for copy in each.copies) for each in match.blocks)
+        local_blocks = sum(any(copy.tier <= HOST for copy in each.copies) for each in match.blocks)
         # Prefetch can be refused while concurrent loads fill the quota: retry then. A request
         # gives up if its prefix does not grow after a granted prefetch. Otherwise requests larger
         # than host memory would evict each other's blocks forever.
-        crowded = reply.code == "crowded" and reply.blocks <= near
+        crowded = reply.code == "crowded" and reply.blocks <= local_blocks
         if not (crowded and cache.manager.stats().moves):
             waiting.wait.prefetched = host
 
@@ -205,16 +206,16 @@ class Matching:
 
     def _state(self, block: MatchedBlock) -> str:
         """Return the state of a matched block as seen from host memory."""
-        here = [copy for copy in block.copies if copy.tier == HOST and not copy.leaving]
-        if any((copy.layer_lo, copy.layer_hi) != (copy.coming_lo, copy.coming_hi) for copy in here):
-            return _COMING
-        if here and here[0].group == 0:
-            whole = (here[0].layer_lo, here[0].layer_hi) == (0, self._cache.layers)
-            return _THERE if whole else _COMING
+        held = [copy for copy in block.copies if copy.tier == HOST and not copy.leaving]
+        if any((copy.layer_lo, copy.layer_hi) != (copy.coming_lo, copy.coming_hi) for copy in held):
+            return _IN_FLIGHT
+        if held and held[0].group == 0:
+            whole = (held[0].layer_lo, held[0].layer_hi) == (0, self._cache.layers)
+            return _RESIDENT if whole else _IN_FLIGHT
         if self._remote is None:
-            return _DEEPER
+            return _LOWER_TIER
         tiers = {copy.tier for copy in block.copies if copy.group == 0}
-        return _STORED if self._remote in tiers <= {0, self._remote} else _DEEPER
+        return _STORED if self._remote in tiers <= {0, self._remote} else _LOWER_TIER
 
     def _usable(self, waiting: WaitingRequest, states: list[str], first: int) -> int:
         """Return the number of usable leading states: the store's blocks only up to its answer."""
@@ -247,7 +248,7 @@ class Matching:
             lost["store lookup: every thread hangs"] += 1
         elif found is None or found.late:
             lost["store lookup: no answer"] += 1
-        if found is not None and found.blocks and lookup.sure == question.near:
+        if found is not None and found.blocks and lookup.sure == question.local_blocks:
             lost["store lookup: blocks could not be marked"] += 1
         return True
 

@@ -40,7 +40,7 @@ class StepOrders:
         weights: the number of questions for the digest of the weights. A worker answers each new
             number.
         taken_back: whether stores may still read blocks taken back by vLLM.
-        prove: places and keys of blocks of an earlier server in host memory to verify.
+        verify: places and keys of blocks of an earlier server in host memory to verify.
         used_host: blocks in kept host memory with ages to write down, as `used`.
         adapters: the number of questions for the held adapters.
         load_adapters: vLLM's requests for adapters to load before the answer.
@@ -60,7 +60,7 @@ class StepOrders:
     used: list[IndexRow] = field(default_factory=list["IndexRow"])
     weights: int = 0
     taken_back: bool = False
-    prove: list[tuple[Place, bytes]] = field(default_factory=list[tuple["Place", bytes]])
+    verify: list[tuple[Place, bytes]] = field(default_factory=list[tuple["Place", bytes]])
     used_host: list[IndexRow] = field(default_factory=list["IndexRow"])
     adapters: int = 0
     load_adapters: list[Any] = field(default_factory=list[Any])
@@ -80,7 +80,7 @@ class StepNews:
         weights: the number of the question and the digest, if the step asked for it.
         adapters: the number of the last question and the digests of the held adapters, by vLLM's
             number, if either has changed.
-        proved: by place in host memory, whether the block of an earlier server is valid.
+        verified: by place in host memory, whether the block of an earlier server is valid.
         kept: blocks for the next server in this worker's host memory. None without `keep`, and for
             ranks sharing the memory of a lower rank.
         lost: missing blocks of earlier servers in this memory, by reason.
@@ -91,7 +91,7 @@ class StepNews:
     step: int
     reports: bytes
     weights: tuple[int, bytes] | None = None
-    proved: dict[Place, bool] = field(default_factory=dict["Place", bool])
+    verified: dict[Place, bool] = field(default_factory=dict["Place", bool])
     kept: int | None = None
     lost: dict[str, int] = field(default_factory=dict[str, int])
     unstored: dict[str, int] = field(default_factory=dict[str, int])

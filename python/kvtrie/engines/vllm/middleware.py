@@ -217,7 +217,7 @@ class AgentHints:
         """Return the disjoint ranges of the prompt retained by markers."""
         markers, rows, start = read_markers(request.body), list[dict[str, Any]](), 0
         salt = request.fields.get("cache_salt", request.body.get("cache_salt"))
-        for why in markers.strange:
+        for why in markers.ignored:
             self._ignored(request.path, "retain", why, why)
         for seconds, place in markers.found:
             row = {"start": start, "priority": _MARKED, "ttl_s": seconds}

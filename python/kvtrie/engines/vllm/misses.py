@@ -43,7 +43,7 @@ class Misses:
     def admitted(self, request: Request, waiting: WaitingRequest, start: int, now: int) -> None:
         """Count the prompt tokens computed by a request from a position on, once each."""
         cache, scope, sequence = self._cache, waiting.scope, waiting.sequence
-        unread = cache.resetting or not cache.identity.settled or request.skip_reading_prefix_cache
+        unread = cache.resetting or not cache.identity.known or request.skip_reading_prefix_cache
         unread = unread or scope is None
         if waiting.asked and waiting.why is None and self._clients:
             findable = 0 if unread else (waiting.prompt - self._keep) // cache.size * cache.size

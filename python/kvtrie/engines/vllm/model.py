@@ -67,7 +67,7 @@ class ServedModel:
         groups: the layers by group, groups with full attention first.
         hashes: the number of vLLM's hashes per block.
         stages: the number of pipeline stages.
-        alike: whether all tensor-parallel ranks of a stage have the same KV.
+        replicated: whether all tensor-parallel ranks of a stage have the same KV.
     """
 
     shape: ModelShape
@@ -75,7 +75,7 @@ class ServedModel:
     blocks: int
     groups: tuple[ServedGroup, ...]
     stages: int = 1
-    alike: bool = False
+    replicated: bool = False
     hashes: int = 1
 
     @property
@@ -130,8 +130,8 @@ class ServedModel:
         parallel = config.parallel_config
         if not config.cache_config.enable_prefix_caching:
             raise ConfigError(
-                "vLLM's prefix caching is off, by hand or because a kernel cannot begin amid a "
-                "prompt: what kvtrie keeps could not be read"
+                "vLLM's prefix caching is off, and without it vLLM reads no stored blocks: start "
+                "with --enable-prefix-caching, and with kernels that can resume inside a prompt"
             )
         for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
             if getattr(parallel, name, 1) > 1:
@@ -151,9 +151,9 @@ class ServedModel:
         if name_weights:
             whose = "vllm" if stages == 1 else f"vllm of {served[0][0].names}"
             shape = replace(shape, fingerprint=whose)
-        alike = len(groups) == 1 and type(served[0][1]).__name__ == "MLAAttentionSpec"
+        replicated = len(groups) == 1 and type(served[0][1]).__name__ == "MLAAttentionSpec"
         hashes = _hashes(config, caches, size)
-        return cls(shape, size, caches.num_blocks, groups, stages, alike, hashes)
+        return cls(shape, size, caches.num_blocks, groups, stages, replicated, hashes)
 
     def require_served(self, settings: Settings) -> None:
         """Raise unless a model with several groups is supported with these settings.

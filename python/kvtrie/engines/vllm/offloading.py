@@ -234,12 +234,13 @@ class PlainWorker(OffloadingWorker):
         self, kv_caches: CanonicalKVCaches, blocks_per_chunk: int, region: SharedOffloadRegion
     ) -> None:
         self._region, self._per_chunk = region, blocks_per_chunk
-        self._here = [
+        self._gpu_pages = [
             each.tensor.view(torch.int8).view(-1, each.page_size_bytes)
             for each in kv_caches.tensors
         ]
-        self._there = [
-            region.create_next_worker_view(each.shape[1] * blocks_per_chunk) for each in self._here
+        self._host_pages = [
+            region.create_next_worker_view(each.shape[1] * blocks_per_chunk)
+            for each in self._gpu_pages
         ]
         self._groups = kv_caches.group_data_refs
         self._done: list[TransferResult] = []
@@ -248,8 +249,8 @@ class PlainWorker(OffloadingWorker):
         self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
     ) -> bool:
         """Copy blocks to host memory."""
-        for here, there in self._pages(src_spec, dst_spec):
-            there.copy_(here)
+        for gpu_page, host_page in self._pages(src_spec, dst_spec):
+            host_page.copy_(gpu_page)
         self._done.append(TransferResult(job_id, success=True))
         return True
 
@@ -261,8 +262,8 @@ class PlainWorker(OffloadingWorker):
         expedited: bool = False,  # noqa: ARG002, FBT001, FBT002 - vLLM's signature
     ) -> bool:
         """Copy blocks out of host memory."""
-        for here, there in self._pages(dst_spec, src_spec):
-            here.copy_(there)
+        for gpu_page, host_page in self._pages(dst_spec, src_spec):
+            gpu_page.copy_(host_page)
         self._done.append(TransferResult(job_id, success=True))
         return True
 
@@ -276,7 +277,7 @@ class PlainWorker(OffloadingWorker):
 
     def shutdown(self) -> None:
         """Close host memory."""
-        self._there = []
+        self._host_pages = []
         if not Path(self._region.mmap_path).exists():
             self._region._creator = False  # noqa: SLF001 - else vLLM reports its missing file
         self._region.cleanup()
@@ -299,10 +300,10 @@ class PlainWorker(OffloadingWorker):
             for at in range(count):
                 whole, inside = divmod(part + at, self._per_chunk)
                 for ref in refs:
-                    here, size = self._here[ref.tensor_idx], ref.page_size_bytes
-                    begin = inside * here.shape[1]
-                    there = self._there[ref.tensor_idx][places[chunk + whole]]
-                    yield here[ids[first + at], :size], there[begin : begin + size]
+                    gpu_pages, size = self._gpu_pages[ref.tensor_idx], ref.page_size_bytes
+                    begin = inside * gpu_pages.shape[1]
+                    host_chunk = self._host_pages[ref.tensor_idx][places[chunk + whole]]
+                    yield gpu_pages[ids[first + at], :size], host_chunk[begin : begin + size]
             first += count
             chunk += -(-(part + count) // self._per_chunk) if count else 0
 
@@ -331,8 +332,8 @@ def _require_tensors_of_media(config: VllmConfig) -> None:
         raise ConfigError(
             "a disk below vLLM's OffloadingConnector with "
             f"{'mm_processor_cache_type shm' if shared else 'ec_transfer_config'}: the tensors of "
-            "images do not come to vLLM's scheduler, which would name their chunks by what a "
-            "client sent; use KvtrieConnector, or leave the disk out"
+            "images do not reach vLLM's scheduler, so their chunks would be named by values sent "
+            "by clients; use KvtrieConnector, or leave the disk out"
         )
 
 
@@ -343,8 +344,8 @@ def _with_tiers(extra: Mapping[str, Any]) -> dict[str, Any]:
     given.setdefault("cache_policy_module_path", "kvtrie.engines.vllm.cache_policy")
     disk = given.pop("disk", None)
     if disk is not None:
-        if strange := [shown(key) for key in disk if key not in _DISK_KEYS]:
-            raise ConfigError(f"disk has no {', '.join(strange)}: {', '.join(_DISK_KEYS)}")
+        if unknown := [shown(key) for key in disk if key not in _DISK_KEYS]:
+            raise ConfigError(f"disk has no {', '.join(unknown)}: {', '.join(_DISK_KEYS)}")
         if not disk.get("path"):
             raise ConfigError("a disk tier needs a path, the folder of its files")
         tier = {"type": "KvtrieDiskTier", "module_path": "kvtrie.engines.vllm.disk_tier"}

@@ -56,7 +56,7 @@ class Orders:
                 requests.drop(ident)
         self._extend(output)
         self._note_states(output)
-        released = self._commits.let_go(now)
+        released = self._commits.release_leaving(now)
         self._commits.commit_due(now)
         parts = [] if cache.resetting else moves.take(now)
         self._commits.count_unstored(parts)
@@ -81,7 +81,7 @@ class Orders:
             self._ages(DISK, now),
             weights,
             self._commits.taken_back,
-            cache.proofs.questions((*parts, *ahead)),
+            cache.unverified.questions((*parts, *ahead)),
             self._ages(HOST, now),
             adapters,
             cache.identity.adapters.take_wanted(),
@@ -101,7 +101,7 @@ class Orders:
             if not new or not any(new):  # most steps give most requests none
                 continue
             run = self._requests.running.get(ident)
-            if run is None or run.begun == self._cache.step:
+            if run is None or run.admitted_step == self._cache.step:
                 continue
             for at, group in enumerate(self._cache.groups):
                 if group.state or not (given := new[group.number]):
@@ -154,7 +154,7 @@ class Orders:
         for run, upto in rows:
             first, last = run.lease.tokens // size, upto // size
             with self._requests.contained(run.request.request_id):
-                if run.stopped or not self._cache.identity.settled_for(run.request):
+                if run.stopped or not self._cache.identity.known_for(run.request):
                     run.lease.drop_ahead(now=now)
                 elif first < (last := min(last, len(run.table))):
                     begun |= len(run.lease.store_ahead((first, last), now=now)) > 0

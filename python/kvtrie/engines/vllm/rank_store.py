@@ -46,8 +46,8 @@ class RankStore:
 
     def __init__(self, tier: Tier, model: ServedModel, layout: Layout | None, rank: int) -> None:
         shape, size, wide = model.shape, model.block_tokens, model.shape.tp
-        part = (rank // wide, model.stages) if model.alike else (rank, model.ranks)
-        apart = model.resume is not None
+        part = (rank // wide, model.stages) if model.replicated else (rank, model.ranks)
+        separate_groups = model.resume is not None
         self.names = tuple(
             ValueNames.of(
                 BlockFormat.of_group(shape, group, size, layout),
@@ -55,15 +55,15 @@ class RankStore:
                 group=group,
                 block_tokens=size,
             )
-            for group in (range(len(model.groups)) if apart else (None,))
+            for group in (range(len(model.groups)) if separate_groups else (None,))
         )
-        self.writes = not model.alike or rank % wide == 0
+        self.writes = not model.replicated or rank % wide == 0
         secret = read_secret(tier.secret_file)
         self.storage = RemoteStorage.of_tier(
             shape,
             replace(tier, layout=layout),
             size,
-            apart=apart,
+            separate_groups=separate_groups,
             forms=[names.format(secret) for names in self.names],
         )
         self._before: Counter[str] = Counter()

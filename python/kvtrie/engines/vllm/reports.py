@@ -52,8 +52,8 @@ class Reports:
             cache.identity.on_answer(rank, *news.weights)
         if news.adapters is not None:
             cache.identity.adapters.on_held(rank, *news.adapters)
-        if news.proved:
-            cache.proofs.on_answers(rank, news.proved)
+        if news.verified:
+            cache.unverified.on_answers(rank, news.verified)
         if news.unstored:
             lost.update(news.unstored)
         if news.kept is None:

@@ -72,7 +72,7 @@ class Requests:
             waiting = WaitingRequest(sequence, scope, about[1], identity, given.session, given.end)
             waiting.asked = given.why
             self.waiting[request.request_id] = waiting
-            self._ignored(request, given.strange)
+            self._ignored(request, given.ignored)
             if waiting.scope is not None:
                 self._take_hints(waiting, request, given)
         return waiting
@@ -90,14 +90,14 @@ class Requests:
             self._cache.boundary.ignored(request.request_id, str(error))
             return None
 
-    def _ignored(self, request: Request, strange: Collection[str]) -> None:
-        for why in strange:
+    def _ignored(self, request: Request, ignored: Collection[str]) -> None:
+        for why in ignored:
             self._cache.boundary.ignored(request.request_id, why)
-        self._cache.counters.lost["a hint that says nothing sensible"] += len(strange)
+        self._cache.counters.lost["a hint that says nothing sensible"] += len(ignored)
 
     def _take_hints(self, waiting: WaitingRequest, request: Request, given: RequestHints) -> None:
         tokens, hints = waiting.sequence.read(), list["Hint"]()
-        strange: list[str] = []
+        ignored: list[str] = []
         if request.priority:
             hints.append(priority_hint(request.priority, tokens, waiting.scope, waiting.session))
         if (envelope := getattr(request, "kv_hints", None)) is not None:  # from 0.31 on
@@ -105,15 +105,15 @@ class Requests:
             advice = envelope_hints(envelope, tokens, waiting.scope, waiting.session, now)
             hints += advice.hints
             waiting.ends |= advice.end
-            strange += advice.strange
+            ignored += advice.ignored
         hints += range_hints(given.ranges, tokens, waiting.scope, waiting.session)
         cache = self._cache
         for hint in hints:
             try:
                 cache.manager.hint([cache.native.hint(hint)], now=cache.clock())
             except (KvtrieError, TypeError) as error:
-                strange.append(str(error))
-        self._ignored(request, strange)
+                ignored.append(str(error))
+        self._ignored(request, ignored)
 
     def contained(self, request_id: str) -> Contained:
         """Contain an exception caused by a request's content, and stop caching the request."""

@@ -31,7 +31,7 @@ class RunningRequest:
         tables: by group, the slots of its blocks, 0 for a block freed by vLLM. Slots of native
             blocks name their parts.
         loose: by group, vLLM's blocks after them, too few for a whole slot.
-        begun: the step of its admission.
+        admitted_step: the step of its admission.
         prompt: tokens of the request's prompt at admission. Further inputs of a session add tokens.
         identity: the name of the weights and adapter at admission.
         full: the manager's sequence length at which its next block is full.
@@ -49,7 +49,7 @@ class RunningRequest:
     slots: PageSlots
     tables: list[list[int]]
     loose: list[list[int]]
-    begun: int
+    admitted_step: int
     prompt: int
     identity: str | None
     full: int
@@ -93,7 +93,7 @@ class RunningRequest:
         for group, table in enumerate(self.tables):
             self.slots.end(group, table)
 
-    def forget_parted(self, first: int) -> None:
+    def unbind_multi_slot_pages(self, first: int) -> None:
         """Unbind the slots of several pages before a block: vLLM may have dropped some pages.
 
         vLLM drops the pages of a window singly. The pages for a resume at the end of their block

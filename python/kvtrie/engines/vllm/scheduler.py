@@ -120,7 +120,7 @@ class SchedulerConnector:
         size, waiting = self.cache.size, self.requests.waiting.get(request.request_id)
         local = 0 if waiting is None else waiting.sequence.tokens(waiting.start)
         slots = tables[0][local // size : (local + loaded) // size]
-        self._loads.lose(request.request_id, slots)
+        self._loads.fail(request.request_id, slots)
 
     def sources(self, request_id: str, loaded: int) -> tuple[int, int, int]:
         """Return the tokens of a hit from host memory, from disk, and from a shared store."""
@@ -165,7 +165,7 @@ class SchedulerConnector:
             or self.cache.resetting
             or self._orders.forget
             or (any(self.cache.used.values()) and not self.requests.running)
-            or self.cache.proofs.pending
+            or self.cache.unverified.pending
             or self.cache.moves.dispatch.pending
             or len(self.commands)
         )
@@ -178,9 +178,9 @@ class SchedulerConnector:
         match again once the workers have hashed their weights.
         """
         now = self.cache.clock()
-        self.cache.identity.doubt()
+        self.cache.identity.request_rehash()
         self.requests.reset(now)
-        released = self._commits.let_go(now)
+        released = self._commits.release_leaving(now)
         self._commits.clear()
         self.cache.moves.cancel(released, now, _PAUSED)
         return True
@@ -192,7 +192,7 @@ class SchedulerConnector:
         slots stay in use, and requests neither match nor store.
         """
         now = self.cache.clock()
-        self.cache.identity.doubt()
+        self.cache.identity.request_rehash()
         self.requests.reset(now)
         self.cache.resetting = True
         self._cleared += [] if self.cache.published is None else self.cache.published.clear()
@@ -203,7 +203,7 @@ class SchedulerConnector:
         """Cancel the moves not yet issued. Empty the manager once no move is in flight."""
         if not self.cache.resetting:
             return
-        self._commits.let_go(now)
+        self._commits.release_leaving(now)
         self._commits.clear()
         self.cache.moves.cancel_all(now, _RESET)
         if self.cache.moves.dispatch.pending or self.cache.manager.stats().moves:

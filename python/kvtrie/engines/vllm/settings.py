@@ -245,11 +245,9 @@ def _calibrated(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_keys(what: str, given: Mapping[str, Any], keys: tuple[str, ...]) -> None:
-    strange = [shown(key) for key in given if key not in keys]
-    if strange:
-        raise ConfigError(
-            f"{what} has no {', '.join(strange)}: {', '.join(keys)} are what it may have"
-        )
+    unknown = [shown(key) for key in given if key not in keys]
+    if unknown:
+        raise ConfigError(f"{what} has no {', '.join(unknown)}: {', '.join(keys)} are allowed")
 
 
 def _tiers(given: object, ranks: int, part: str) -> tuple[tuple[Tier, ...], list[str]]:
@@ -283,8 +281,8 @@ def _format(at: int, row: dict[str, Any], above: list[str]) -> str:
     if above and name != above[0] and not (disk and name in _NARROWER[above[0]]):
         able = ", ".join((above[0], *(_NARROWER[above[0]] if disk else ())))
         raise ConfigError(
-            f"format of tier {at} is {name!r} and that of tier 0 {above[0]!r}: a disk has the "
-            f"format of host memory or one of fewer bits, other tiers take its bytes; {able} wanted"
+            f"format of tier {at} is {name!r} and that of tier 0 {above[0]!r}: {able} wanted; a "
+            "disk may use the format of host memory or fewer bits, other tiers use that of tier 0"
         )
     if FORMATS[name] is not None:
         row["layout"] = FORMATS[name]

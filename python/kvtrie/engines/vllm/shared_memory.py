@@ -102,7 +102,10 @@ class SharedMemory:
         opened = cls(file, address)
         if opened._mark.numpy().tobytes() != address.mark:
             opened.close()
-            raise ConfigError(f"{what} is another one than was made")
+            raise ConfigError(
+                f"{what} has the mark of different memory: its process has closed the file and "
+                "reused the number, restart the server"
+            )
         return opened
 
     def close(self) -> None:

@@ -52,7 +52,7 @@ def log_start(
         figures: formats of the tiers and their costs.
     """
     # Latent KV is stored once for all tensor-parallel ranks of a stage.
-    parts = model.stages if model.alike else model.ranks
+    parts = model.stages if model.replicated else model.ranks
     each = {
         kind: parts * _block_bytes(model, name)
         for kind, name in (

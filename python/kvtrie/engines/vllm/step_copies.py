@@ -108,11 +108,11 @@ class StepCopies:
                 ids = one.ids[one.copies.blocks].tolist()
                 if ids and one.copies.done < one.copies.layers:
                     reports.append(MoveReport(tuple(ids), error=_ABORTED))
-        self._settle()
+        self._assign_events()
         self._loads, self._ahead, self._loaded, self._held, self._saved = [], [], [], 0, 0
         self._bad = set(lost)
 
-    def lose(self, slot: int) -> None:
+    def fail(self, slot: int) -> None:
         """Report a slot of vLLM's memory as not filled, without a load."""
         self._bad.add(slot)
 
@@ -178,7 +178,7 @@ class StepCopies:
         Args:
             wait: wait for all copies.
         """
-        self._settle()
+        self._assign_events()
         return self._reports.take(wait=wait)
 
     def drain(self) -> None:
@@ -211,7 +211,7 @@ class StepCopies:
             self._load.hold(self._loaded[upto - 1])
             self._held = upto
 
-    def _settle(self) -> None:
+    def _assign_events(self) -> None:
         """Hold reports back until the stream of their copies has reached this point."""
         if self._loading:
             self._reports.add(self._loading, self._load.record())
@@ -227,8 +227,8 @@ class StepCopies:
             rows: NDArray[np.bool_] = moves.group == number
             part = moves if len(groups) == 1 else moves[rows]
             slots = np.stack((part.src_slot, part.dst_slot), axis=1)
-            here, there = source.groups[number], target.groups[number]
-            copies = LayerCopies.of_slots(here, there, slots, (0, here.layers))
+            source_pool, target_pool = source.groups[number], target.groups[number]
+            copies = LayerCopies.of_slots(source_pool, target_pool, slots, (0, source_pool.layers))
             yield _Copying(part.id, part.dst_slot, copies, self._places[number])
 
     def _advance(self, copying: list[_Copying], upto: int) -> None:

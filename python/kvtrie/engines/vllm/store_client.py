@@ -62,10 +62,10 @@ class StoreClient:
         if tier is None or tier.kind != "remote" or tier.lookup == "local":
             return None
         ranks = {each.names for each in opened.values() if each.names is not None}
-        apart = model.resume is not None
+        separate_groups = model.resume is not None
         return cls(
             [
-                _parts(tier, model, group if apart else None, names, clock)
+                _parts(tier, model, group if separate_groups else None, names, clock)
                 for group, names in enumerate(zip(*ranks, strict=True))
             ]
         )

@@ -79,7 +79,7 @@ class WaitingRequest:
         session: its session.
         ends: whether the session ends with it.
         wait: its wait for blocks outside host memory.
-        proofs_until: the deadline for the verification of its blocks, or 0 before the wait.
+        verification_until: the deadline for the verification of its blocks, or 0 before the wait.
         pinned: blocks pinned in host memory until the prefetched blocks arrive.
         from_disk: tokens only on disk when it arrived.
         from_store: tokens only in the shared store when it arrived.
@@ -90,8 +90,8 @@ class WaitingRequest:
         why: the miss report, after its admission.
         counted: the position up to which its computed tokens are counted by cause.
         answer: the last answer to vLLM, if it may be reused.
-        begun: the name of the weights and adapter at its first admission, or None before. A
-            request started under different weights stores nothing.
+        first_identity: the name of the weights and adapter at its first admission, or None before.
+            A request started under different weights stores nothing.
     """
 
     sequence: RequestSequence
@@ -101,7 +101,7 @@ class WaitingRequest:
     session: str | None = None
     ends: bool = False
     wait: Wait = field(default_factory=Wait)
-    proofs_until: int = 0
+    verification_until: int = 0
     pinned: PinnedPrefix = field(default_factory=PinnedPrefix)
     from_disk: int = 0
     from_store: int = 0
@@ -112,7 +112,7 @@ class WaitingRequest:
     why: dict[str, Any] | None = None
     counted: int = 0
     answer: Answer | None = None
-    begun: str | None = None
+    first_identity: str | None = None
 
     def look_up_again(self) -> None:
         """Reset its wait and its lookup in a shared store."""

@@ -33,11 +33,11 @@ _LISTENERS: WeakSet[Listener] = WeakSet()
 class Listener(Protocol):
     """An object to notify of these calls."""
 
-    def doubt_weights(self) -> None:
+    def request_weights_rehash(self) -> None:
         """Handle a possible change of weights."""
         ...
 
-    def doubt_adapters(self) -> None:
+    def request_adapters_rehash(self) -> None:
         """Handle a possibly loaded, replaced or removed adapter."""
         ...
 
@@ -82,9 +82,9 @@ def _watched(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
         finally:  # a failed call may have changed some workers
             for listener in list(_LISTENERS):
                 if name in _OF_ADAPTERS:
-                    listener.doubt_adapters()
+                    listener.request_adapters_rehash()
                 else:
-                    listener.doubt_weights()
+                    listener.request_weights_rehash()
 
     vars(outer)["kvtrie_watches"] = True
     return outer

@@ -20,7 +20,7 @@ from kvtrie import Index, Moves
 from kvtrie.engines.vllm.age_writer import AgeWriter
 from kvtrie.engines.vllm.engine_memory import engine_memory
 from kvtrie.engines.vllm.held_adapters import RankIdentity
-from kvtrie.engines.vllm.kept_host import HostProofs, KeptStores, open_host
+from kvtrie.engines.vllm.kept_host import HostVerification, KeptStores, open_host
 from kvtrie.engines.vllm.messages import Opened, StepNews
 from kvtrie.engines.vllm.rank_reports import RankReports
 from kvtrie.engines.vllm.rank_store import RankStore
@@ -96,8 +96,8 @@ class WorkerConnector:
     ) -> None:
         tiers = settings.tiers or (_default(model),)
         self.gpu = engine_memory(settings, model, tensors, engine, writer)
-        alike = gather if model.alike and model.shape.tp > 1 else None
-        self.replicas = ReplicatedRanks.of(rank % model.shape.tp, alike)
+        gather_replicated = gather if model.replicated and model.shape.tp > 1 else None
+        self.replicas = ReplicatedRanks.of(rank % model.shape.tp, gather_replicated)
         each = [model.room(tier) for tier in tiers]
         self._rooms = [room * self.replicas.count for room in each]
         self.host, self._shared, self._one_writes = open_host(
@@ -115,9 +115,9 @@ class WorkerConnector:
         self._kept: KeptStores | None = None
         if isinstance(self.host, KeptPool):
             self._kept = KeptStores(self.host, self._news.set)
-        self._proofs: HostProofs | None = None
+        self._verification: HostVerification | None = None
         if tiers[0].keep is not None:
-            self._proofs = HostProofs(self._kept, reports=not self._one_writes)
+            self._verification = HostVerification(self._kept, reports=not self._one_writes)
         below = () if self.replicas.place else zip(tiers[1:], self._rooms[1:], strict=True)
         self.disk, self.remote = _open_below(below, model, self.host, rank, wall=wall)
         stores = (self.disk, None if self.remote is None else self.remote.storage)
@@ -145,7 +145,7 @@ class WorkerConnector:
         opened = Opened(self._rooms, layers, pinned=self.gpu.device.type == "cuda")
         if self._kept is not None:
             opened.kept_rows = self._whole(self._kept.pool.recall())
-        elif self._proofs is not None and not (self._one_writes and self.replicas.place):
+        elif self._verification is not None and not (self._one_writes and self.replicas.place):
             opened.kept_rows = []  # the file is in use by a different process
         if self.disk is not None:
             opened.rows = self._whole(self.disk.recall())
@@ -168,7 +168,7 @@ class WorkerConnector:
         self._step = orders.step
         self._identity.ask(orders)
         for group, pages in orders.pages.items():
-            self.gpu.groups[group].put_together(pages)
+            self.gpu.groups[group].set_pages(pages)
         self._copies.begin(orders.lost)
         self._reports.expect(orders.receive, orders.unreceived)
         for data in orders.ahead:
@@ -178,8 +178,8 @@ class WorkerConnector:
         for ages, used in zip(self._ages, (orders.used, orders.used_host), strict=True):
             if ages is not None:
                 ages.write(used)
-        if self._proofs is not None:
-            self._proofs.ask(orders.prove)
+        if self._verification is not None:
+            self._verification.ask(orders.verify)
         for data in orders.moves:
             self._start(self._own(Moves.from_bytes(data)))
         if orders.taken_back:
@@ -191,7 +191,7 @@ class WorkerConnector:
         if out.any():
             self._copies.store(self._admitted(moves[out], KeptStores.begin))
         if into.any():
-            self._copies.load(self._admitted(moves[into], KeptStores.prove))
+            self._copies.load(self._admitted(moves[into], KeptStores.verify_sources))
         if not (out | into).all():
             self.runner.submit(moves[~(out | into)])
 
@@ -200,7 +200,7 @@ class WorkerConnector:
         for slots, request in self._identity.of_others():
             self._reports.fail(request)
             for slot in slots:
-                self._copies.lose(slot)
+                self._copies.fail(slot)
         if self._layerwise:
             self._copies.start_loads()
         else:
@@ -235,17 +235,17 @@ class WorkerConnector:
         """
         self._reports.add(self._copies.reports(wait=idle))
         reports = self._reports.take()
-        if self._kept is not None and self._kept.settle(reports):
+        if self._kept is not None and self._kept.record_reports(reports):
             self.runner.wake()
-        proving = self._proofs is not None and self._proofs.pending
-        if idle and (self.runner.pending or proving) and not reports:
-            self._news.wait(_HUNG_S if self.runner.hangs and not proving else _IDLE_S)
+        verifying = self._verification is not None and self._verification.pending
+        if idle and (self.runner.pending or verifying) and not reports:
+            self._news.wait(_HUNG_S if self.runner.hangs and not verifying else _IDLE_S)
         self._news.clear()
         reports += self.runner.reports()
         news = StepNews(self._step, MoveReport.to_bytes(reports) if reports else b"")
         self._identity.answer(news)
-        if self._proofs is not None:
-            self._proofs.answer(news)
+        if self._verification is not None:
+            self._verification.answer(news)
         if self.remote is not None:
             news.unstored = self.remote.lost()
         return news
@@ -280,7 +280,7 @@ class WorkerConnector:
         for at, why in failed.items():
             self._reports.add([MoveReport((int(moves.id[at]),), error=why)])
             if moves.dst[at] == 0:
-                self._copies.lose(int(moves.dst_slot[at]))
+                self._copies.fail(int(moves.dst_slot[at]))
         return moves if not failed else moves[np.delete(np.arange(len(moves)), [*failed])]
 
     def _own(self, moves: Moves) -> Moves:
@@ -391,7 +391,7 @@ def _disk(
     if model.resume is not None:
         own = model.budget(tier, blocks)
         disk = DiskStorage.of_tier(
-            shape, own, size, rank=rank, ranks=model.ranks, clock=wall, apart=True
+            shape, own, size, rank=rank, ranks=model.ranks, clock=wall, separate_groups=True
         )
     else:
         disk = DiskStorage(

@@ -72,11 +72,11 @@ def put(document: dict[str, Any], name: str, value: object, stated: str) -> None
         ConfigError: a key below a plain value.
     """
     *above, last = name.split(".")
-    here: Any = document
+    node: Any = document
     for key in above:
-        parent, place = _place(here, key, stated)
-        here = parent.setdefault(key, {}) if isinstance(parent, dict) else parent[place]
-    parent, place = _place(here, last, stated)
+        parent, place = _place(node, key, stated)
+        node = parent.setdefault(key, {}) if isinstance(parent, dict) else parent[place]
+    parent, place = _place(node, last, stated)
     if isinstance(parent, dict):
         parent[last] = value
     else:
@@ -89,13 +89,13 @@ def value_at(document: dict[str, Any], name: str, stated: str) -> Any:  # noqa: 
     Raises:
         ConfigError: a missing key.
     """
-    here: Any = document
+    node: Any = document
     for key in name.split("."):
-        parent, place = _place(here, key, stated)
-        here = parent.get(key) if isinstance(parent, dict) else parent[place]
-        if here is None:
+        parent, place = _place(node, key, stated)
+        node = parent.get(key) if isinstance(parent, dict) else parent[place]
+        if node is None:
             raise ConfigError(f"{stated}: the settings do not have {key}")
-    return here
+    return node
 
 
 def toml_of(value: object) -> str:

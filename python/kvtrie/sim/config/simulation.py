@@ -78,7 +78,7 @@ class SimulationConfig:
     machines: tuple[Machines, ...] = ()
 
     @property
-    def alike(self) -> tuple[Machines, ...]:
+    def machine_groups(self) -> tuple[Machines, ...]:
         """Groups of equal machines."""
         count: int = self.manager.get("machines", 1)
         one = Machines(count, self.tiers, self.price, self.cost, self.rent)
@@ -87,7 +87,8 @@ class SimulationConfig:
     @property
     def most_blocks(self) -> int:
         """Maximum blocks of a prompt accepted from a trace."""
-        return max(MOST_BLOCKS, *(self.room(tier) for one in self.alike for tier in one.tiers))
+        tiers = (tier for group in self.machine_groups for tier in group.tiers)
+        return max(MOST_BLOCKS, *map(self.room, tiers))
 
     @property
     def shared(self) -> Tier | None:
@@ -125,7 +126,7 @@ class SimulationConfig:
 
     def _numbers(self) -> Iterator[tuple[Machines, list[tuple[Tier, int]]]]:
         """Yield the groups of equal machines, with the number of each of their tiers."""
-        for at, one in enumerate(self.alike):
+        for at, one in enumerate(self.machine_groups):
             row = [(tier, one.count) for tier in one.tiers]
             if self.shared is not None:
                 row[-1] = (one.tiers[-1], int(at == 0))

@@ -62,7 +62,7 @@ class Reading:
         time_unit: unit of `timestamp`, in `TIME_UNITS`.
         waits: read the waits between requests. Otherwise a warning names the fields.
         parts: blocks per hash. The id range is divided by it.
-        anew: number every hash.
+        renumber: number every hash.
     """
 
     hash_tokens: int | None = None
@@ -70,7 +70,7 @@ class Reading:
     time_unit: str = TIME_UNITS[0]
     waits: bool = False
     parts: int = 1
-    anew: bool = False
+    renumber: bool = False
 
 
 def hash_rows(path: Path, skipped: Skipped | None, reading: Reading) -> Iterator[AnyRow]:
@@ -113,7 +113,7 @@ class _Lines:
 
     def __init__(self, path: Path, reading: Reading) -> None:
         room = (MOST + 1) // reading.parts
-        self._own = 0 if reading.anew else room // 2
+        self._own = 0 if reading.renumber else room // 2
         size, most = reading.hash_tokens, reading.most
         if size is not None:
             size = min(size, MOST)  # no prompt has as many tokens

@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
     from kvtrie.settings.scope import Scope
 
-__all__ = ["AnyRow", "Computed", "More", "Record", "RequestRow", "RowWithMore", "Waited"]
+__all__ = ["AnyRow", "Computed", "OptionalFields", "Record", "RequestRow", "RowWithMore", "Waited"]
 
 RequestRow: TypeAlias = "tuple[int, NDArray[np.uint32], int, int, str | None]"
 """Arrival in ns, manager tokens, tokens of prompt and answer, session."""
 
 
-class More(TypedDict, total=False):
+class OptionalFields(TypedDict, total=False):
     """Optional fields of a request.
 
     Attributes:

@@ -21,7 +21,7 @@ import numpy as np
 
 from kvtrie.errors import ConfigError
 from kvtrie.settings.argument import shown, text
-from kvtrie.sim.arrivals import thoughts
+from kvtrie.sim.arrivals import think_times
 from kvtrie.sim.readers.compressed import open_trace
 from kvtrie.sim.readers.lines import MOST_CHARACTERS
 
@@ -116,7 +116,7 @@ def in_turns(
         think_s: mean of the exponential think times between two turns, in seconds.
         seed: seed of the think times.
     """
-    think = thoughts(think_s, seed)
+    think = think_times(think_s, seed)
     if arrivals is None:
         for number, turns in enumerate(conversations):
             for _, *request, session in turns:

@@ -14,7 +14,7 @@ from kvtrie.errors import ConfigError
 from kvtrie.settings.argument import real, shown, text
 
 if TYPE_CHECKING:
-    from kvtrie.sim.readers.rows import More
+    from kvtrie.sim.readers.rows import OptionalFields
 
 __all__ = ["Waits", "waits_of"]
 
@@ -51,7 +51,9 @@ class Waits:
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
 
-    def more(self, name: str | None, parents: list[Any] | None, pause_ms: float | None) -> More:
+    def more(
+        self, name: str | None, parents: list[Any] | None, pause_ms: float | None
+    ) -> OptionalFields:
         """Return the wait fields of a request.
 
         Args:
@@ -62,7 +64,7 @@ class Waits:
         Raises:
             ConfigError: an unknown or ambiguous name.
         """
-        more: More = {"named": name is not None}
+        more: OptionalFields = {"named": name is not None}
         if parents:
             more["after"] = [self._place(at, one, name) for at, one in enumerate(parents)]
             more["pause"] = round((pause_ms or 0) * _NS_PER_MS)

@@ -20,7 +20,7 @@ import numpy as np
 
 from kvtrie.errors import ConfigError
 from kvtrie.settings.argument import put, real, whole, word
-from kvtrie.sim.arrivals import Arrivals, thoughts
+from kvtrie.sim.arrivals import Arrivals, think_times
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,7 +95,7 @@ class Segments:
         parts = np.arange(self.segment_length // block_tokens, dtype=np.uint64)
         history: deque[list[int]] = deque(maxlen=self.window)
         following = 0
-        times = self.arrivals.opened(seed) or thoughts(self.think_s, seed)
+        times = self.arrivals.opened(seed) or think_times(self.think_s, seed)
         for _, at in zip(range(self.requests), times, strict=False):
             reused = round(number * self.reuse_ratio) if history else 0
             front = round(reused * self.prefix_ratio)

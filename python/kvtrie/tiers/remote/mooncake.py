@@ -91,8 +91,8 @@ class MooncakeStore:
         found = _by(lambda: self._open().batch_is_exist(keys), _left(deadline))
         if found is None:
             return [_LATE] * len(names)
-        there = {0: Result("missing"), 1: Result("ok")}
-        return [there.get(code) or _failed(code) for code in found]
+        results = {0: Result("missing"), 1: Result("ok")}
+        return [results.get(code) or _failed(code) for code in found]
 
     def get_many(self, rows: Sequence[Get], deadline: int) -> list[Result]:
         """Read headers and layers."""
@@ -204,8 +204,8 @@ class MooncakeStore:
         The values of other machines are readable, so the store's circuit breaker must stay closed.
         """
         lost = [at for at, one in enumerate(found) if one.outcome == "unreachable"]
-        there = self.exists_many([rows[at].name for at in lost], deadline) if lost else []
-        for at, answer in zip(lost, there, strict=True):
+        answers = self.exists_many([rows[at].name for at in lost], deadline) if lost else []
+        for at, answer in zip(lost, answers, strict=True):
             if answer.outcome in {"ok", "missing"}:  # the master answers
                 why = f"the machine that has a value does not answer: {found[at].reason}"
                 self._failures.warn(self._url, why)

@@ -149,15 +149,15 @@ class ObjectStore:
         return Result("ok") if at == wanted else Result("damaged", f"{at} bytes, {wanted} wanted")
 
     async def _put(self, row: Put) -> Result:
-        there = False
+        exists = False
         try:
             if (await self._exists(row.name)).outcome == "ok":
                 return Result("ok")
-            there = True
+            exists = True
         except FileNotFoundError:
             pass
         value = [row.header, row.memory.data.cast("B")]
-        mode = "create" if self.conditional and not there else "overwrite"
+        mode = "create" if self.conditional and not exists else "overwrite"
         try:
             await self._send(row.name.hex(), value, mode)
         except AlreadyExistsError:  # another process was first

@@ -186,9 +186,9 @@ class RedisStore:
             moved = False
             for node, positions in self._nodes.of([_name(rows[at]) for at in rest]).items():
                 part = [rest[at] for at in positions]
-                here = [rows[at] for at in part]
+                part_rows = [rows[at] for at in part]
                 found, why, refused = self._at_node(
-                    node, here, ask, read, deadline, ahead=ahead or len(here)
+                    node, part_rows, ask, read, deadline, ahead=ahead or len(part_rows)
                 )
                 lacking = part[len(found) :]
                 for at, result in zip(part, found + [why] * len(lacking), strict=True):

@@ -58,9 +58,9 @@ def search(
         usable = _leading(all(kinds[name] != "refuted" for name in row) for row in batch)
         unknown = [name for row in batch[:usable] for name in row if kinds[name] == "unknown"]
         answers = ask(unknown)
-        there = {name for name in kinds if kinds[name] in {"confirmed", "reported"}}
-        there.update(name for name, answer in answers.items() if answer == "ok")
-        count = _leading(there.issuperset(row) for row in batch[:usable])
+        stored = {name for name in kinds if kinds[name] in {"confirmed", "reported"}}
+        stored.update(name for name, answer in answers.items() if answer == "ok")
+        count = _leading(stored.issuperset(row) for row in batch[:usable])
         queried += len(unknown)
         refuted += sum(answer == "refuted" for answer in answers.values())
         late += sum(answer == "late" for answer in answers.values())

@@ -123,7 +123,7 @@ class RemoteStorage(RemoteClient):
         *,
         rank: int = 0,
         ranks: int = 1,
-        apart: bool = False,
+        separate_groups: bool = False,
         forms: Sequence[ValueFormat] | None = None,
     ) -> Self:
         """Return the storage of a tier.
@@ -134,7 +134,7 @@ class RemoteStorage(RemoteClient):
             block_tokens: tokens per block.
             rank: the tensor-parallel rank of this part of the KV.
             ranks: number of ranks.
-            apart: whether the model's layer groups are separate.
+            separate_groups: whether the model's layer groups are separate.
             forms: names and checksums by group, if different from the names of `rank` of `ranks`.
 
         Raises:
@@ -148,7 +148,7 @@ class RemoteStorage(RemoteClient):
             )
         url = RemoteUrl.parse("path of tier 'remote'", tier.path)
         secret = read_secret(tier.secret_file)
-        numbers = range(len(model.groups)) if apart else (None,)
+        numbers = range(len(model.groups)) if separate_groups else (None,)
         parts: list[Self] = []
         with ExitStack() as opened:
             for group in reversed(numbers):

@@ -103,7 +103,7 @@ impl Ends {
     }
 
     /// Updates all stale and due lists.
-    fn settle(&mut self, lists: &[List], policy: &dyn Policy, now: Nanos) {
+    fn update_stale(&mut self, lists: &[List], policy: &dyn Policy, now: Nanos) {
         if self.due <= self.request {
             self.due = u64::MAX;
             for (leaf, &due) in (0..).zip(&self.dues) {
@@ -147,7 +147,7 @@ impl Ends {
         policy: &dyn Policy,
         now: Nanos,
     ) -> Option<Entry> {
-        self.settle(lists, policy, now);
+        self.update_stale(lists, policy, now);
         let (mut least, mut first) = (EMPTY, None);
         for (&rank, known) in self.ranks.iter().zip(&self.known) {
             // Most lists lose by rank.
@@ -173,7 +173,7 @@ impl Ends {
         policy: &dyn Policy,
         now: Nanos,
     ) -> bool {
-        self.settle(lists, policy, now);
+        self.update_stale(lists, policy, now);
         let own = (rank(policy.worth(entry).0), entry);
         if let Some(([first, last], _)) = leaf.and_then(|leaf| self.known[leaf as usize].ends) {
             let key = entry.key();

@@ -103,10 +103,10 @@ impl List {
         }
         let key_of = |entries: &Entries, id| if id == NONE { NO_KEY } else { entries[id].key(id) };
         // The neighbour's key is needed at the end of the chain only. Elsewhere its id is enough.
-        let behind = key_of(entries, after);
+        let after_key = key_of(entries, after);
         let ahead =
             if after == NONE { key_of(entries, before) } else { Key { id: before, ..NO_KEY } };
-        self.join(entries, before, behind);
+        self.join(entries, before, after_key);
         self.join_back(entries, after, ahead);
         // Keep an entry nearby, so the search for the next gap starts here.
         if self.latest == key.id {

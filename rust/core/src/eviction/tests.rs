@@ -221,12 +221,12 @@ fn an_arrival_is_known_while_the_block_is_resident() {
 #[test]
 fn the_order_turns_with_time() {
     let mut index = EvictionIndex::new(policy("retention"), 0.0);
-    let (cheap, dear) =
+    let (cheap, costly) =
         (Entry { class: 1, place: 90, tie: 0, id: 0 }, Entry { class: 4, place: 0, tie: 0, id: 1 });
     index.link(cheap, Band::NORMAL);
-    index.link(dear, Band::NORMAL);
+    index.link(costly, Band::NORMAL);
     // 1/10 against 4/100, then 1/110 against 4/200.
-    assert_eq!(index.victim(100), Some(dear));
+    assert_eq!(index.victim(100), Some(costly));
     assert_eq!(index.victim(200), Some(cheap));
     let rank = |id, now| index.rank(id, now, &BTreeMap::new());
     assert_eq!((rank(0, 100), rank(0, 200), rank(7, 100)), (Some(1), Some(0), None));

@@ -114,16 +114,16 @@ impl Tournament {
         while let Some(leaf) = self.changed.pop() {
             self.replay(leaf);
         }
-        self.mend(1);
+        self.repair(1);
         let Winner { leaf, class, .. } = *self.node(1);
         (leaf != NONE).then_some((leaf, class))
     }
 
     /// Repairs a failed node, after its failed sides.
-    fn mend(&mut self, at: usize) {
+    fn repair(&mut self, at: usize) {
         if self.node(at).fail <= self.last && at < self.sides.len() {
-            self.mend(2 * at);
-            self.mend(2 * at + 1);
+            self.repair(2 * at);
+            self.repair(2 * at + 1);
             self.play(at);
         }
     }
@@ -142,9 +142,9 @@ impl Tournament {
             let winner = if rank(left) < rank(right) { left } else { right };
             return Winner { fail: left.fail.min(right.fail), ..*winner };
         }
-        let (cheap, dear) = if left.class < right.class { (left, right) } else { (right, left) };
-        let (first, until) = duel(cheap, dear, self.last);
-        let winner = if first { cheap } else { dear };
+        let (cheap, costly) = if left.class < right.class { (left, right) } else { (right, left) };
+        let (first, until) = duel(cheap, costly, self.last);
+        let winner = if first { cheap } else { costly };
         Winner { fail: left.fail.min(right.fail).min(until), ..*winner }
     }
 
@@ -162,20 +162,20 @@ impl Tournament {
 }
 
 /// Whether `cheap` leaves first at `now`, and the first time at which this may change.
-fn duel(cheap: &Winner, dear: &Winner, now: Nanos) -> (bool, Nanos) {
-    let (new, old) = (now.saturating_sub(cheap.place), now.saturating_sub(dear.place));
+fn duel(cheap: &Winner, costly: &Winner, now: Nanos) -> (bool, Nanos) {
+    let (new, old) = (now.saturating_sub(cheap.place), now.saturating_sub(costly.place));
     // At zero idle time a value is infinite, even at zero cost.
     if new == 0 && (old == 0 || cheap.class == 0) {
-        return (old == 0, cheap.place.min(dear.place).max(now).saturating_add(1));
+        return (old == 0, cheap.place.min(costly.place).max(now).saturating_add(1));
     }
     // The lines idle / class cross at most once more, where the expensive entry drops below.
-    let (younger, older) = (wide(cheap.class, old), wide(dear.class, new));
+    let (younger, older) = (wide(cheap.class, old), wide(costly.class, new));
     // A class may meet itself after changing its leaf, until both leaves are replayed.
-    if younger <= older || cheap.class == dear.class {
+    if younger <= older || cheap.class == costly.class {
         return (true, Nanos::MAX);
     }
     // The lead shrinks by the difference of classes per nanosecond.
-    let (lead, gap) = (younger - older, u128::from(dear.class - cheap.class));
+    let (lead, gap) = (younger - older, u128::from(costly.class - cheap.class));
     let rest = Nanos::try_from(lead.div_ceil(gap)).unwrap_or(Nanos::MAX);
     (false, now.saturating_add(rest))
 }
@@ -226,15 +226,15 @@ mod tests {
         #[test]
         fn a_duel_is_right_until_it_fails(a in entry(), b in entry(), now in time()) {
             prop_assume!(a.class != b.class);
-            let (cheap, dear) = if a.class < b.class { (a, b) } else { (b, a) };
-            let (first, until) = duel(&node(&cheap), &node(&dear), now);
-            prop_assert_eq!(first, compare(&cheap, &dear, now).is_lt());
+            let (cheap, costly) = if a.class < b.class { (a, b) } else { (b, a) };
+            let (first, until) = duel(&node(&cheap), &node(&costly), now);
+            prop_assert_eq!(first, compare(&cheap, &costly, now).is_lt());
             prop_assert!(until > now || until == u64::MAX);
             for later in [now, now + (until - now) / 2, until - 1] {
-                prop_assert_eq!(first, compare(&cheap, &dear, later.max(now)).is_lt());
+                prop_assert_eq!(first, compare(&cheap, &costly, later.max(now)).is_lt());
             }
             if until < u64::MAX && now > a.place && now > b.place {
-                prop_assert_ne!(first, compare(&cheap, &dear, until).is_lt());
+                prop_assert_ne!(first, compare(&cheap, &costly, until).is_lt());
             }
         }
 
@@ -272,9 +272,9 @@ mod tests {
     #[test]
     fn places_change_at_the_crossing_and_not_before() {
         let cheap = Winner { class: 1, place: 90, leaf: 0, ..EMPTY };
-        let dear = Winner { class: 4, place: 0, leaf: 1, ..EMPTY };
+        let costly = Winner { class: 4, place: 0, leaf: 1, ..EMPTY };
         // 1 / (t - 90) reaches 4 / t at 120.
-        let at = |now| duel(&cheap, &dear, now);
+        let at = |now| duel(&cheap, &costly, now);
         assert_eq!((at(100), at(119)), ((false, 120), (false, 120)));
         assert_eq!((at(120), at(0)), ((true, u64::MAX), (true, 1)));
     }

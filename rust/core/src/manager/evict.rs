@@ -39,7 +39,7 @@ impl Manager {
         let slices = self.slices_leaving(last.map(Victim::run));
         self.carry_out_set(set, now);
         self.remember(&slices);
-        // Tail evictions have linked the parents they exposed: no second pass over `settled`.
+        // Tail evictions have linked the parents they exposed: no second pass over `tail_entries`.
         if set.victims.iter().all(|victim| victim.idle) {
             self.refresh_touched(set);
         } else {
@@ -184,7 +184,7 @@ impl Manager {
         let below = tier + 1;
         let into = self.residency(below, block).slot;
         let row = self.blocks.take_slots(below, into, layers);
-        self.blocks.alter(below, block, |here| here.slot = row);
+        self.blocks.alter(below, block, |residency| residency.slot = row);
         let transit = self.transit(tier, below);
         let mut moves = Vec::new();
         for piece in self.pieces(tier, below, transit, layers) {
@@ -192,7 +192,7 @@ impl Manager {
             let dst = self.slot_of(below, block, piece.lo);
             let mut deps = self.blocks.waits(below, dst);
             // A point is copied further before its blocks have arrived.
-            if let (End::Here, Some(arrival)) = (from.end, self.arrival(tier, block))
+            if let (End::Resident, Some(arrival)) = (from.end, self.arrival(tier, block))
                 && self.blocks.arena(tier).is_some()
             {
                 deps.extend_from_slice(&arrival.moves);
@@ -208,7 +208,7 @@ impl Manager {
                     lease: 0,
                     block: Some(block),
                     src: from,
-                    dst: Endpoint::here(below, dst),
+                    dst: Endpoint::resident(below, dst),
                     layers: piece,
                     tokens: self.settings.block_tokens,
                     deps,
@@ -232,23 +232,23 @@ impl Manager {
         // Arriving layers have slots too, and are dropped with the resident layers.
         if let Some(arrival) = self.blocks.take_arrival(tier, block) {
             self.marked.remove(&(arrival.ready, tier, block));
-            self.blocks.alter(tier, block, |here| here.have = arrival.target);
+            self.blocks.alter(tier, block, |residency| residency.have = arrival.target);
         }
-        let here = self.residency(tier, block);
+        let residency = self.residency(tier, block);
         // The block was absent, or only its arrival was dropped.
-        if here.slot == NO_SLOT {
+        if residency.slot == NO_SLOT {
             return;
         }
-        self.blocks.give_slots(tier, here.slot, here.have, true);
-        self.blocks.alter(tier, block, |here| *here = Residency::default());
+        self.blocks.give_slots(tier, residency.slot, residency.have, true);
+        self.blocks.alter(tier, block, |residency| *residency = Residency::default());
         self.residency_changed(tier, block);
     }
 
     /// Drops bad copies of a block once a good copy is resident on the first tier.
     pub(super) fn forget_bad_copies(&mut self, block: BlockId) {
         for tier in 1..self.tiers.len() {
-            let here = self.residency(tier, block);
-            if here.state == ResidencyState::Bad && here.busy == 0 {
+            let residency = self.residency(tier, block);
+            if residency.state == ResidencyState::Bad && residency.busy == 0 {
                 self.drop_copy(tier, block, Cause::Failed);
             }
         }

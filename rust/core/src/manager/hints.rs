@@ -120,7 +120,7 @@ impl Manager {
         let now = self.tick(now);
         let replies = hints.iter().map(|hint| self.take_hint(hint, now)).collect();
         self.free_ended();
-        self.bring_expected(now);
+        self.start_due_loads(now);
         if !hints.is_empty() {
             self.write_ahead(now);
         }
@@ -277,7 +277,7 @@ impl Manager {
     /// Frees the scopes and digests of ended pending hints.
     fn free_ended(&mut self) {
         for (scope, content) in self.hints.pending.take_ended() {
-            self.scopes.let_go(scope);
+            self.scopes.release(scope);
             self.scopes.digests.free(&content);
         }
     }
@@ -286,7 +286,7 @@ impl Manager {
     pub(super) fn end_lease_hints(&mut self, scope: ScopeId, id: LeaseId, now: Nanos) {
         self.hints.pending.end_lease(scope, id);
         self.sessions.coming.remove(&LoadKey::Lease(id));
-        self.bring_expected(now);
+        self.start_due_loads(now);
     }
 
     /// Restores a stored hint without an owner, unless the block has a newer hint.
@@ -374,7 +374,7 @@ fn accepted(blocks: u64) -> HintReply {
     HintReply {
         answer: Answer::Accepted,
         blocks,
-        left: 0,
+        not_applied: 0,
         code: HintCode::Accepted,
         reason: String::new(),
     }
@@ -385,7 +385,7 @@ fn rejected(reason: impl Into<String>) -> HintReply {
     HintReply {
         answer: Answer::Rejected,
         blocks: 0,
-        left: 0,
+        not_applied: 0,
         code: HintCode::Absent,
         reason: reason.into(),
     }

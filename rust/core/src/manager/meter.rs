@@ -293,15 +293,15 @@ impl Manager {
 
     /// Counts the loss of a whole copy on a tier, except by eviction for room.
     pub(crate) fn count_loss(&mut self, tier: TierId, block: BlockId, cause: Cause, now: Nanos) {
-        let here = self.residency(tier, block);
-        if here.have.is_empty() {
+        let residency = self.residency(tier, block);
+        if residency.have.is_empty() {
             return;
         }
         // A bad copy was useless, so nothing is lost.
-        let clean = here.state == ResidencyState::Bad || self.blocks.is_clean(tier, block);
+        let clean = residency.state == ResidencyState::Bad || self.blocks.is_clean(tier, block);
         let reason = if clean { Reason::Clean } else { Reason::Dropped };
         let blocks = block..block + 1;
-        self.count_eviction(&Evicted { tier, blocks, layers: here.have, reason, cause }, now);
+        self.count_eviction(&Evicted { tier, blocks, layers: residency.have, reason, cause }, now);
     }
 
     /// Counts a successful move.

@@ -147,18 +147,18 @@ impl Manager {
         let NewMove { kind, block, src, dst, .. } = new;
         let route = self.route(kind, src.place.tier, dst.place.tier);
         let (id, _) = self.enter(new, route, now);
-        if let (End::Here, Some(block)) = (src.end, block) {
+        if let (End::Resident, Some(block)) = (src.end, block) {
             self.blocks.begin_use(src.place, block, id);
         }
-        if let (End::Here, Some(block)) = (dst.end, block) {
-            self.blocks.alter(dst.place, block, |here| here.busy += 1);
+        if let (End::Resident, Some(block)) = (dst.end, block) {
+            self.blocks.alter(dst.place, block, |residency| residency.busy += 1);
         }
         for at in [src, dst] {
             match (at.end, block) {
-                (End::Here, Some(block)) => self.refresh_part(at.place, block),
+                (End::Resident, Some(block)) => self.refresh_part(at.place, block),
                 (End::PrivateSlot(private), _) => self.private_slots.begin_move(private),
                 (End::Open, _) => self.blocks.begin_touch(at.place, at.slot, id),
-                (End::Here | End::Leaving, _) => {}
+                (End::Resident | End::Leaving, _) => {}
             }
         }
         id
@@ -252,7 +252,7 @@ impl Manager {
     /// Ready time of a marked source that is still arriving, or 0.
     fn marked_until(&self, src: Endpoint, block: Option<BlockId>) -> Nanos {
         // All groups of a block are marked with the first.
-        let coming = block.filter(|_| src.end == End::Here);
+        let coming = block.filter(|_| src.end == End::Resident);
         let coming = coming.and_then(|block| self.arrival(src.place.tier, block));
         coming.filter(|arrival| arrival.moves.is_empty()).map_or(0, |arrival| arrival.ready)
     }
@@ -277,7 +277,7 @@ impl Manager {
         let times = moves.iter().map(|&id| &self.moves[id]);
         let first = times.clone().map(|m| m.first).min().unwrap_or(0);
         let ready = times.map(|m| m.ready).max().unwrap_or(0);
-        self.blocks.alter(place, block, |here| here.state = ResidencyState::Arriving);
+        self.blocks.alter(place, block, |residency| residency.state = ResidencyState::Arriving);
         // The first arriving layers start an arrival, and later loads of the block extend it.
         if self.arrival(place, block).is_none() {
             let arrival = Arrival::new(have, MoveIds::new(), first, ready);

@@ -49,7 +49,7 @@ impl Manager {
             next = self.trie().parent(block);
         }
         for &block in path.iter().rev() {
-            let name = self.name_behind(block, above);
+            let name = self.name_under(block, above);
             self.keys.put(block, self.trie().depth(block), name);
             above = Some(name);
         }
@@ -57,7 +57,7 @@ impl Manager {
     }
 
     /// Name of a block under the name of its parent.
-    pub(crate) fn name_behind(&self, block: BlockId, above: Option<BlockName>) -> BlockName {
+    pub(crate) fn name_under(&self, block: BlockId, above: Option<BlockName>) -> BlockName {
         let (parent, before) = if let Some(above) = above {
             (above.key, above.private)
         } else {
@@ -68,7 +68,7 @@ impl Manager {
             let key = chained(parent, self.trie().tokens(block), &[]);
             return BlockName { key, private: before };
         }
-        let record = self.record_behind(block, above.map(|above| above.key));
+        let record = self.record_under(block, above.map(|above| above.key));
         BlockName { key: record.key(), private: before || !record.digests.is_empty() }
     }
 
@@ -79,7 +79,7 @@ impl Manager {
         let mut open: Vec<(BlockId, Option<BlockKey>)> =
             firsts.map(|block| (block, None)).collect();
         while let Some((block, above)) = open.pop() {
-            let key = self.record_behind(block, above).key();
+            let key = self.record_under(block, above).key();
             known.insert(key, block);
             open.extend(self.trie().children(block).map(|child| (child, Some(key))));
         }
@@ -97,11 +97,11 @@ impl Manager {
             wanted: self.stored_hint(block, now),
             cost: self.prices.of(block),
         };
-        Label { record: self.record_behind(block, above), usage }
+        Label { record: self.record_under(block, above), usage }
     }
 
     /// The record of a block under the key of its parent, with digests in place of their numbers.
-    pub(crate) fn record_behind(&self, block: BlockId, above: Option<BlockKey>) -> Record {
+    pub(crate) fn record_under(&self, block: BlockId, above: Option<BlockKey>) -> Record {
         let scope = self.scopes.get(self.node(block).scope);
         let mut digests = Vec::new();
         let content = self.trie().tokens(block).iter().zip(0..);

@@ -44,15 +44,15 @@ pub(super) type GroupSlices = SmallVec<[(GroupSlice, u32); 16]>;
 impl Manager {
     /// The layers of a block resident on a tier or in flight to it.
     pub(super) fn expected(&self, tier: TierId, block: BlockId) -> Layers {
-        let here = self.residency(tier, block);
+        let residency = self.residency(tier, block);
         // A bad copy has unusable layers.
-        if here.state != ResidencyState::Arriving {
-            return here.usable();
+        if residency.state != ResidencyState::Arriving {
+            return residency.usable();
         }
         // Layers of a failed arrival are not promised to any request.
         match self.arrival(tier, block) {
             Some(arrival) if !arrival.failed => arrival.target,
-            _ => here.have,
+            _ => residency.have,
         }
     }
 
@@ -135,7 +135,7 @@ impl Manager {
         let time = |tier: TierId| self.lanes.takes(self.tiers[tier].read, bytes);
         Reload {
             tokens: u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight),
-            here: if tier == 0 { 0 } else { time(tier) },
+            own_tier: if tier == 0 { 0 } else { time(tier) },
             below: self.tiers.writes(tier).then(|| time(tier + 1)),
         }
     }
@@ -162,10 +162,10 @@ impl Manager {
 
     /// Whether a block may be a victim on a tier.
     pub(super) fn evictable(&self, tier: TierId, block: BlockId) -> bool {
-        let here = self.residency(tier, block);
+        let residency = self.residency(tier, block);
         let node = *self.node(block);
-        let settled =
-            matches!(here.state, ResidencyState::Resident | ResidencyState::Bad) && here.busy == 0;
+        let settled = matches!(residency.state, ResidencyState::Resident | ResidencyState::Bad)
+            && residency.busy == 0;
         // An engine evicts from its tier itself. A pinned block stays on the first tier. A
         // leaf-only block leaves after its children.
         settled
@@ -199,12 +199,12 @@ impl Manager {
         run: Range<BlockId>,
         structure: Structure,
     ) -> Range<BlockId> {
-        let (all, here) = (self.holds_all(tier), &self.blocks.table(tier));
+        let (all, table) = (self.holds_all(tier), &self.blocks.table(tier));
         // A run without resident blocks has no entries.
-        if !all && here.none_present(run.clone()) {
+        if !all && table.none_present(run.clone()) {
             return run.end..run.end;
         }
-        if structure == Structure::LeafOnly && (all || here.all_present(run.clone())) {
+        if structure == Structure::LeafOnly && (all || table.all_present(run.clone())) {
             return run.end - 1..run.end;
         }
         run
@@ -537,8 +537,8 @@ impl Manager {
 
     /// Whether all blocks of the trie are fully resident on a tier.
     pub(super) fn holds_all(&self, tier: TierId) -> bool {
-        let here = &self.blocks.table(tier);
-        here.overflow() == 0 && here.copies() == self.trie().len() as u64
+        let table = &self.blocks.table(tier);
+        table.overflow() == 0 && table.copies() == self.trie().len() as u64
     }
 
     /// The smallest range around the layers of a block missing on every tier.
@@ -563,11 +563,11 @@ impl Manager {
 /// Replaces lost ghosts by the next ghost on the path: a known block implies known blocks before
 /// it.
 fn fill_gaps(ghosts: &mut Ghosts) {
-    let mut behind = 0;
+    let mut next_ghost = 0;
     for (_, ghost) in ghosts.iter_mut().rev() {
         if *ghost == 0 {
-            *ghost = behind;
+            *ghost = next_ghost;
         }
-        behind = *ghost;
+        next_ghost = *ghost;
     }
 }

@@ -435,9 +435,9 @@ impl Manager {
     pub(super) fn can_resume(&self, tier: TierId, path: &[BlockId], border: u32) -> bool {
         let points = &self.points;
         points.others().all(|(number, group)| {
-            let here = Place::new(tier, number);
+            let group_place = Place::new(tier, number);
             let mut needed = group.needed(border, points.block_tokens).iter();
-            needed.all(|place| self.blocks.expects(here, path[place as usize]))
+            needed.all(|place| self.blocks.expects(group_place, path[place as usize]))
         })
     }
 
@@ -503,13 +503,13 @@ impl Manager {
             point.tiers &= !(1 << tier);
             let border = point.border;
             self.end_point_store(tier, block);
-            self.let_go(tier, block, border);
+            self.end_point_holds(tier, block, border);
             self.refresh(block);
         }
     }
 
     /// Ends the holds of a point on a tier.
-    fn let_go(&mut self, tier: TierId, block: BlockId, border: u32) {
+    fn end_point_holds(&mut self, tier: TierId, block: BlockId, border: u32) {
         let path = self.path_to(Some(block));
         let points = &self.points;
         for (number, group) in points.others() {
@@ -525,7 +525,7 @@ impl Manager {
         let Point { border, tiers, .. } = ended.point;
         for tier in (0..self.tiers.len()).filter(|tier| tiers >> tier & 1 == 1) {
             self.end_point_store(tier, block);
-            self.let_go(tier, block, border);
+            self.end_point_holds(tier, block, border);
         }
         self.refresh(block);
         // The next points now cost more to compute, and the previous point may be the last.

@@ -131,8 +131,8 @@ impl PolicyFeed {
 
     /// Number of blocks directly before `last` in this range with an equal last use. 0 if no policy
     /// learns.
-    pub(super) fn alike(&self, before: Range<BlockId>, last: BlockId) -> u32 {
-        self.uses.as_ref().map_or(0, |uses| uses.alike(before, last))
+    pub(super) fn same_use_before(&self, before: Range<BlockId>, last: BlockId) -> u32 {
+        self.uses.as_ref().map_or(0, |uses| uses.same_use_before(before, last))
     }
 
     /// Whether uses of evicted blocks are known.

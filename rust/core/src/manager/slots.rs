@@ -86,7 +86,7 @@ impl Manager {
     pub(super) fn unref_private(&mut self, id: PrivateSlotId) {
         if !self.ahead.is_empty()
             && self.private_slots[id].refs == 1
-            && let Some(ahead) = self.no_longer_ahead(id)
+            && let Some(ahead) = self.remove_ahead(id)
         {
             self.consequences.push(Consequence::GiveBack(ahead));
         }
@@ -120,7 +120,7 @@ impl Manager {
     }
 
     /// Removes and returns the copy ahead of a private slot, if any.
-    pub(super) fn no_longer_ahead(&mut self, source: PrivateSlotId) -> Option<Ahead> {
+    pub(super) fn remove_ahead(&mut self, source: PrivateSlotId) -> Option<Ahead> {
         let slot = self.private_slots[source].slot;
         self.ahead
             .get(&slot)
@@ -128,9 +128,9 @@ impl Manager {
             .then(|| self.ahead.remove(&slot).expect("seen above"))
     }
 
-    /// Whether `here` is a part of a block with a single slot for all layers. Computed layers would
-    /// go to a different slot, so the request needs the whole block there.
-    pub(super) fn one_slot(&self, here: Layers) -> bool {
-        !self.tiers[0].spec.layer_slots && !here.is_empty() && here != self.all_layers()
+    /// Whether `resident` is a part of a block with a single slot for all layers. Computed layers
+    /// would go to a different slot, so the request needs the whole block there.
+    pub(super) fn one_slot(&self, resident: Layers) -> bool {
+        !self.tiers[0].spec.layer_slots && !resident.is_empty() && resident != self.all_layers()
     }
 }

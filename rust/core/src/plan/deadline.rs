@@ -73,7 +73,7 @@ fn sweep(
     for (step, load) in steps.iter().zip(load).rev() {
         *load = false;
         match step.source {
-            Source::Here { .. } => continue,
+            Source::Resident { .. } => continue,
             Source::Load { lane, time, from } => {
                 let start = latest[lane].min(ready).checked_sub(time);
                 if let Some(start) = start.filter(|start| *start >= free[lane].max(from)) {

@@ -68,7 +68,7 @@ fn advance(now: &[Partial], step: &Step, bound: Nanos, next: &mut Vec<Partial>) 
     next.clear();
     let numbered = || now.iter().zip(0u32..);
     match step.source {
-        Source::Here { ready } => {
+        Source::Resident { ready } => {
             for (pair, trail) in numbered() {
                 keep(next, Partial { ready: pair.ready.max(ready), trail, ..*pair }, bound);
             }
@@ -163,7 +163,7 @@ mod tests {
             };
             for (m, time) in dp.iter().enumerate().filter_map(|(m, time)| Some((m, (*time)?))) {
                 match step.source {
-                    Source::Here { ready } => lower(m, time.max(ready)),
+                    Source::Resident { ready } => lower(m, time.max(ready)),
                     Source::Missing => lower(m, time.max(end(m)) + step.compute),
                     Source::Load { .. } => {
                         lower(m + 1, time);
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn a_load_that_never_arrives_saturates() {
         let load = Step { compute: 5, source: Source::Load { lane: 0, time: NEVER, from: 0 } };
-        let late = Step { compute: 5, source: Source::Here { ready: NEVER } };
+        let late = Step { compute: 5, source: Source::Resident { ready: NEVER } };
         assert_eq!(finish(&[load, load], 3), (10, true));
         assert_eq!(finish(&[load, late], 3), (NEVER, true));
         assert_eq!(finish(&[], 3), (0, true));

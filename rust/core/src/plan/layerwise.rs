@@ -31,7 +31,7 @@ struct Loads {
 /// State of a choice while its steps are added.
 struct Sum {
     /// Ready time of all resident blocks.
-    here: Nanos,
+    resident_ready: Nanos,
     compute: u128,
     lanes: Vec<Loads>,
 }
@@ -40,12 +40,12 @@ impl Sum {
     /// The empty choice. `lane_free` covers all lanes.
     fn new(lane_free: &[Nanos], pass: Pass) -> Self {
         let lanes = lane_free.iter().map(|&start| Loads { start, total: 0 }).collect();
-        Self { here: 0, compute: u128::from(pass.rest), lanes }
+        Self { resident_ready: 0, compute: u128::from(pass.rest), lanes }
     }
 
     fn add(&mut self, step: &Step, load: bool) {
         match step.source {
-            Source::Here { ready } => self.here = self.here.max(ready),
+            Source::Resident { ready } => self.resident_ready = self.resident_ready.max(ready),
             Source::Load { lane, time, from } if load => {
                 let lane = &mut self.lanes[lane];
                 lane.start = lane.start.max(from);
@@ -58,16 +58,16 @@ impl Sum {
     /// Completion time of the last layer.
     fn finish(&self, layers: u16) -> Nanos {
         let all = u128::from(layers.max(1));
-        let there = |layer: u128| {
+        let arrival = |layer: u128| {
             let loads = self.lanes.iter().filter(|lane| lane.total > 0);
             let end = loads.map(|lane| {
                 lane.start.saturating_add(nanos((lane.total * (layer + 1)).div_ceil(all)))
             });
-            end.max().unwrap_or(0).max(self.here)
+            end.max().unwrap_or(0).max(self.resident_ready)
         };
         let until = |layer: u128| self.compute * layer / all;
         pipeline::finish(
-            (0..all).map(|layer| (there(layer), nanos(until(layer + 1) - until(layer)))),
+            (0..all).map(|layer| (arrival(layer), nanos(until(layer + 1) - until(layer)))),
         )
     }
 }
@@ -133,7 +133,7 @@ mod tests {
     /// the number of layers.
     fn simulate(steps: &[Step], load: &[bool], free: &[u64], pass: Pass) -> u64 {
         let layers = u64::from(pass.layers);
-        let mut there = vec![0; usize::from(pass.layers)];
+        let mut arrival = vec![0; usize::from(pass.layers)];
         for (lane, &free) in free.iter().enumerate() {
             let on = |(step, load): (&Step, &bool)| match step.source {
                 Source::Load { lane: own, time, from } if *load && own == lane => {
@@ -143,7 +143,7 @@ mod tests {
             };
             let loads: Vec<(u64, u64)> = steps.iter().zip(load).filter_map(on).collect();
             let mut at = loads.iter().map(|load| load.1).max().unwrap_or(0).max(free);
-            for layer in &mut there {
+            for layer in &mut arrival {
                 for (time, _) in &loads {
                     at += time / layers;
                 }
@@ -155,12 +155,14 @@ mod tests {
         let mut compute = pass.rest;
         for (step, load) in steps.iter().zip(load) {
             match step.source {
-                Source::Here { ready } => there.iter_mut().for_each(|at| *at = ready.max(*at)),
+                Source::Resident { ready } => {
+                    arrival.iter_mut().for_each(|at| *at = ready.max(*at));
+                }
                 Source::Load { .. } if *load => {}
                 Source::Load { .. } | Source::Missing => compute += step.compute,
             }
         }
-        pipeline::finish(there.into_iter().map(|at| (at, compute / layers)))
+        pipeline::finish(arrival.into_iter().map(|at| (at, compute / layers)))
     }
 
     fn brute_force(steps: &[Step], free: &[u64], pass: Pass) -> u64 {

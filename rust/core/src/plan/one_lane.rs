@@ -39,7 +39,7 @@ pub(super) fn solve(steps: &[Step], lane_free: &[Nanos]) -> Option<Vec<bool>> {
         Source::Load { lane: on, time: takes, from } => {
             on == lane && takes == time && free.max(from) == begin
         }
-        Source::Here { .. } | Source::Missing => false,
+        Source::Resident { .. } | Source::Missing => false,
     });
     if !alike || !steps.is_sorted_by_key(|step| step.compute) {
         return None;

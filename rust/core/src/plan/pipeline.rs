@@ -13,7 +13,7 @@ use crate::time::Nanos;
 /// compute_j + .. + compute_last)`.
 #[must_use]
 pub fn finish(layers: impl IntoIterator<Item = (Nanos, Nanos)>) -> Nanos {
-    layers.into_iter().fold(0, |done, (there, compute)| done.max(there).saturating_add(compute))
+    layers.into_iter().fold(0, |done, (arrival, compute)| done.max(arrival).saturating_add(compute))
 }
 
 #[cfg(test)]
@@ -24,11 +24,11 @@ mod tests {
     /// Consecutive loads, with the time to compute each layer.
     fn one_lane(load: &[u64], compute: &[u64]) -> u64 {
         let mut loaded: u64 = 0;
-        let there = load.iter().map(|load| {
+        let arrival = load.iter().map(|load| {
             loaded = loaded.saturating_add(*load);
             loaded
         });
-        finish(there.zip(compute.iter().copied()).collect::<Vec<_>>())
+        finish(arrival.zip(compute.iter().copied()).collect::<Vec<_>>())
     }
 
     /// The documented formula.

@@ -47,7 +47,7 @@ fn search(
     };
     let computed = ready.saturating_add(step.compute);
     match step.source {
-        Source::Here { ready: arrival } => {
+        Source::Resident { ready: arrival } => {
             search(steps, i + 1, ready.max(arrival), free, load, best);
         }
         Source::Missing => search(steps, i + 1, computed, free, load, best),

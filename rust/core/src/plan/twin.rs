@@ -29,7 +29,7 @@ impl Random {
             .map(|_| {
                 let source = match self.below(10) {
                     kind if kind < holes => Source::Missing,
-                    kind if kind < 2 * holes => Source::Here { ready: self.below(20) },
+                    kind if kind < 2 * holes => Source::Resident { ready: self.below(20) },
                     _ => Source::Load {
                         lane: usize::try_from(self.below(lanes)).unwrap_or(0),
                         time: self.below(12),
@@ -61,7 +61,7 @@ pub(super) fn simulate(steps: &[Step], load: &[bool], lane_free: &[Nanos]) -> Na
         let mut free = lane_free.get(lane).copied().unwrap_or(0);
         for (i, step) in steps.iter().enumerate() {
             match step.source {
-                Source::Here { ready: arrival } => ready[i] = Some(arrival),
+                Source::Resident { ready: arrival } => ready[i] = Some(arrival),
                 Source::Load { lane: own, time, from } if own == lane && load[i] => {
                     free = free.max(from) + time;
                     ready[i] = Some(free);

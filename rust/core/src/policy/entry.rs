@@ -58,7 +58,7 @@ pub struct Reload {
     /// Tokens of a block.
     pub tokens: u64,
     /// From its tier. 0 on the first tier, which needs no load.
-    pub here: Nanos,
+    pub own_tier: Nanos,
     /// From the tier below, if eviction writes it there.
     pub below: Option<Nanos>,
 }

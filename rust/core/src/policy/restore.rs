@@ -33,7 +33,7 @@ impl RestorePath<'_> {
     fn loss(&self) -> Nanos {
         let (at, end) = (u64::from(self.facts.block), u64::from(self.facts.session_blocks));
         let ready = |resident: u64| {
-            let above = match self.facts.reload.here {
+            let above = match self.facts.reload.own_tier {
                 0 => 0,
                 load => self.stretch(0, 0, resident, Some(load)),
             };
@@ -120,12 +120,12 @@ mod tests {
     /// The plan of a whole path with the first `resident` blocks on the tier, block by block, by
     /// the planner and by trying every choice.
     fn planned(facts: &Facts, cost: &CostModel, resident: u32) -> Nanos {
-        let Reload { tokens, here, below } = facts.reload;
+        let Reload { tokens, own_tier, below } = facts.reload;
         let steps: Vec<Step> = (0..facts.session_blocks)
             .map(|block| Step {
                 compute: cost.compute_ns(u64::from(block) * tokens, tokens),
-                source: match (block < resident, here, below) {
-                    (true, 0, _) => Source::Here { ready: 0 },
+                source: match (block < resident, own_tier, below) {
+                    (true, 0, _) => Source::Resident { ready: 0 },
                     (true, time, _) => Source::Load { lane: 0, time, from: 0 },
                     (false, _, Some(time)) => Source::Load { lane: 1, time, from: 0 },
                     (false, _, None) => Source::Missing,
@@ -158,7 +158,7 @@ mod tests {
             let block = below(session_blocks);
             let reload = Reload {
                 tokens: 2,
-                here: u64::from(below(2) * below(60)),
+                own_tier: u64::from(below(2) * below(60)),
                 below: (case % 3 > 0).then(|| u64::from(below(90))),
             };
             let facts = Facts { reload, ..facts(2 * u64::from(block), block, session_blocks) };
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_block_costs_what_does_not_hide_behind_the_others() -> Result<()> {
-        let reload = |here, below| Reload { tokens: 32, here, below };
+        let reload = |own_tier, below| Reload { tokens: 32, own_tier, below };
         // On a single tier: its computation. If reloadable: the load or the computation.
         assert_eq!([loss(reload(0, None), 3, 9)?, loss(reload(0, None), 3, 4)?], [32, 32]);
         assert_eq!([loss(reload(0, Some(8)), 3, 4)?, loss(reload(0, Some(90)), 3, 4)?], [8, 32]);
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn the_users_price_takes_the_place_of_the_blocks_own() -> Result<()> {
         let cost = CostModel::affine(0.0, 1.0, 0.0, 1.0)?;
-        let reload = Reload { tokens: 32, here: 0, below: None };
+        let reload = Reload { tokens: 32, own_tier: 0, below: None };
         let priced = Facts { price: Some(2.5), reload, ..facts(96, 3, 9) };
         let terms = Restore.terms(&priced, &cost);
         assert!((terms.base - 2.5).abs() < 1e-12 && (terms.cost - 0.08).abs() < 1e-12);

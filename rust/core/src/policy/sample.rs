@@ -27,7 +27,7 @@ pub(crate) fn facts(context: u64, block: u32, session_blocks: u32) -> Facts {
         layer: None,
         departure: Departure::Demote,
         price: None,
-        reload: Reload { tokens: 32, here: 0, below: Some(20) },
+        reload: Reload { tokens: 32, own_tier: 0, below: Some(20) },
         last_use: LastUse::default(),
     }
 }

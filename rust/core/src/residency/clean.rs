@@ -32,8 +32,8 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Resident layers of a block on a tier.
     pub(super) fn resident_layers(&self, tier: TierId, block: BlockId) -> Layers {
-        let here = self.places[tier].table.get(block);
-        if here.state == ResidencyState::Resident { here.have } else { Layers::NONE }
+        let residency = self.places[tier].table.get(block);
+        if residency.state == ResidencyState::Resident { residency.have } else { Layers::NONE }
     }
 
     fn per_tier(&self, block: BlockId) -> PerTier {

@@ -60,8 +60,10 @@ pub struct GroupSlots {
 impl Residencies {
     /// Whether a residency exists, and nothing holds or writes it.
     fn is_unheld(&self, block: BlockId) -> bool {
-        let here = self.table.get(block);
-        here.slot != NO_SLOT && here.state != ResidencyState::Arriving && self.holds[block] == 0
+        let residency = self.table.get(block);
+        residency.slot != NO_SLOT
+            && residency.state != ResidencyState::Arriving
+            && self.holds[block] == 0
     }
 
     /// Whether a residency can be taken: nothing holds or writes it and, above a shared tier,
@@ -184,12 +186,12 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// its slot. `None` if it is held or leaving already.
     pub(crate) fn plan_leave(&mut self, place: Place, block: BlockId) -> Option<Slot> {
         let number = self.number(place);
-        let here = &mut self.places[number];
-        if !here.is_released(block) {
+        let shared_place = &mut self.places[number];
+        if !shared_place.is_released(block) {
             return None;
         }
-        here.holds[block] |= LEAVES;
-        Some(here.table.get(block).slot)
+        shared_place.holds[block] |= LEAVES;
+        Some(shared_place.table.get(block).slot)
     }
 
     /// Undoes [`Blocks::plan_leave`].
@@ -208,8 +210,8 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// Holds resident or expected blocks of a place.
     pub(crate) fn hold(&mut self, place: Place, blocks: impl IntoIterator<Item = BlockId>) {
         let number = self.number(place);
-        let here = &mut self.places[number];
-        blocks.into_iter().for_each(|block| here.hold(block));
+        let shared_place = &mut self.places[number];
+        blocks.into_iter().for_each(|block| shared_place.hold(block));
     }
 
     /// Ends a hold of each of these blocks. Residencies without further holds are released.
@@ -298,17 +300,17 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// Makes an unheld residency of a group after the first absent, and frees its slot. The slot
     /// drains while moves read it. Nothing may write it.
     pub(crate) fn discard(&mut self, place: Place, block: BlockId) {
-        let here = self.table(place).get(block);
-        self.table_mut(place).change(block, |here| *here = Residency::default());
+        let residency = self.table(place).get(block);
+        self.table_mut(place).change(block, |residency| *residency = Residency::default());
         let Place { tier, group } = place;
         let shared = self.shared(tier);
         let readers =
-            if here.busy == 0 { None } else { shared.readers.remove(&Part { group, block }) };
+            if residency.busy == 0 { None } else { shared.readers.remove(&Part { group, block }) };
         match readers {
-            Some(by) => shared.arena.drain(group, here.slot, &by),
-            None => shared.arena.give(group, here.slot),
+            Some(by) => shared.arena.drain(group, residency.slot, &by),
+            None => shared.arena.give(group, residency.slot),
         }
-        self.note(place, block, here.usable(), Layers::NONE);
+        self.note(place, block, residency.usable(), Layers::NONE);
     }
 
     /// [`Blocks::discard`] in all groups after the first, for a block leaving the trie. None may be
@@ -357,7 +359,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Begins a read of a block by a move.
     pub(crate) fn begin_use(&mut self, place: Place, block: BlockId, by: MoveId) {
-        self.alter(place, block, |here| here.busy += 1);
+        self.alter(place, block, |residency| residency.busy += 1);
         let Place { tier, group } = place;
         if group > 0 {
             self.shared(tier).readers.entry(Part { group, block }).or_default().push(by);
@@ -373,13 +375,13 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
             self.shared(place.tier).arena.drained(by);
             return;
         }
-        self.alter(place, block, |here| here.busy -= 1);
+        self.alter(place, block, |residency| residency.busy -= 1);
         if place.group > 0 {
-            let here = self.table(place).get(block);
-            let bad = here.state == ResidencyState::Bad && here.busy == 0;
+            let residency = self.table(place).get(block);
+            let bad = residency.state == ResidencyState::Bad && residency.busy == 0;
             if bad && self.holds(place, block) == 0 {
                 self.discard(place, block);
-            } else if self.places[self.number(place)].reads_stay && here.busy == 0 {
+            } else if self.places[self.number(place)].reads_stay && residency.busy == 0 {
                 // Its slot could not be taken during the read.
                 self.list_released(place, block);
             }

@@ -113,14 +113,14 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         last: bool,
     ) {
         let place = place.into();
-        let here = &mut self.tiers[place.tier];
-        if !here.layer_slots {
+        let tier = &mut self.tiers[place.tier];
+        if !tier.layer_slots {
             if last {
-                here.give(place.group, slot);
+                tier.give(place.group, slot);
             }
             return;
         }
-        let space = &mut here.space;
+        let space = &mut tier.space;
         for layer in layers.iter() {
             let one = space.row(slot)[usize::from(layer)];
             if one != NO_SLOT {

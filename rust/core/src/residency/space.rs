@@ -126,10 +126,10 @@ impl Space {
     /// Frees the unclaimed slots of the bitmap. The lowest are taken first again.
     pub(crate) fn put_back(&mut self, free: &[bool]) {
         let unclaimed = (0..).zip(free).filter(|(_, free)| **free).map(|(slot, _)| slot);
-        let behind = self.free.len();
+        let before = self.free.len();
         self.free.extend(unclaimed);
         // The free list is a stack: reversed, the lowest slot is on top.
-        self.free[behind..].reverse();
+        self.free[before..].reverse();
     }
 
     /// Frees a slot. A draining slot becomes free when its store ends.

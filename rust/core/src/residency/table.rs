@@ -30,7 +30,7 @@ const OVERFLOW: Slot = 1 << 31;
 /// Entry of the overflow slab.
 #[derive(Clone, Debug)]
 struct Overflow {
-    here: Residency,
+    residency: Residency,
     /// Moves in flight to it.
     arrival: Option<Arrival>,
 }
@@ -80,36 +80,36 @@ impl ResidencyTable {
             NO_SLOT => Residency::default(),
             slot if slot < READING => self.idle(slot),
             read if read < OVERFLOW => Residency { busy: 1, ..self.idle(read - READING) },
-            word => self.overflow[place(word)].here,
+            word => self.overflow[place(word)].residency,
         }
     }
 
     /// The word for a residency, or `None` if it needs the overflow slab.
     #[inline]
-    fn packed(&self, here: Residency) -> Option<Slot> {
-        if here == Residency::default() {
+    fn packed(&self, entry: Residency) -> Option<Slot> {
+        if entry == Residency::default() {
             return Some(NO_SLOT);
         }
-        let word = match here.busy {
-            0 => here.slot,
-            1 => here.slot | READING,
+        let word = match entry.busy {
+            0 => entry.slot,
+            1 => entry.slot | READING,
             // A single bit counts a single reader.
             _ => return None,
         };
-        let full = here.have == self.all && here.state == ResidencyState::Resident;
-        (full && here.slot < READING).then_some(word)
+        let full = entry.have == self.all && entry.state == ResidencyState::Resident;
+        (full && entry.slot < READING).then_some(word)
     }
 
     /// Changes a block's residency. Moves it into or out of the overflow slab as needed.
     pub(crate) fn change(&mut self, block: BlockId, change: impl FnOnce(&mut Residency)) {
-        let mut here = self.get(block);
-        let before = here.state == ResidencyState::Resident;
-        let had = here.slot != NO_SLOT;
-        change(&mut here);
-        let resident = here.state == ResidencyState::Resident;
+        let mut entry = self.get(block);
+        let before = entry.state == ResidencyState::Resident;
+        let had = entry.slot != NO_SLOT;
+        change(&mut entry);
+        let resident = entry.state == ResidencyState::Resident;
         self.copies = self.copies + u64::from(resident) - u64::from(before);
-        self.present = self.present + u64::from(here.slot != NO_SLOT) - u64::from(had);
-        match (self.packed(here), self.overflow_place(block)) {
+        self.present = self.present + u64::from(entry.slot != NO_SLOT) - u64::from(had);
+        match (self.packed(entry), self.overflow_place(block)) {
             (Some(word), known) => {
                 self.slots[block] = word;
                 if let Some(at) = known {
@@ -117,8 +117,8 @@ impl ResidencyTable {
                 }
             }
             // Keeps the arrival, if there is one.
-            (None, Some(at)) => self.overflow[at].here = here,
-            (None, None) => self.slots[block] = self.put_overflow(here, None),
+            (None, Some(at)) => self.overflow[at].residency = entry,
+            (None, None) => self.slots[block] = self.put_overflow(entry, None),
         }
     }
 
@@ -153,10 +153,11 @@ impl ResidencyTable {
     /// Begins the arrival of all layers of an absent block in a slot.
     pub(crate) fn begin_arrival(&mut self, block: BlockId, slot: Slot, arrival: Arrival) {
         debug_assert!(self.slots[block] == NO_SLOT);
-        let here = Residency { slot, have: Layers::NONE, busy: 1, state: ResidencyState::Arriving };
+        let state = ResidencyState::Arriving;
+        let entry = Residency { slot, have: Layers::NONE, busy: 1, state };
         self.arrivals += 1;
         self.present += 1;
-        self.slots[block] = self.put_overflow(here, Some(arrival));
+        self.slots[block] = self.put_overflow(entry, Some(arrival));
     }
 
     /// Whether all layers of a block arrive by this move alone.
@@ -189,16 +190,16 @@ impl ResidencyTable {
 
     #[inline]
     fn end_io_at(&mut self, at: usize, block: BlockId) {
-        let here = &mut self.overflow[at].here;
-        self.copies += u64::from(here.state != ResidencyState::Resident);
-        *here = Residency {
-            busy: here.busy - 1,
+        let entry = &mut self.overflow[at].residency;
+        self.copies += u64::from(entry.state != ResidencyState::Resident);
+        *entry = Residency {
+            busy: entry.busy - 1,
             have: self.all,
             state: ResidencyState::Resident,
-            ..*here
+            ..*entry
         };
-        let here = *here;
-        if let Some(word) = self.packed(here) {
+        let entry = *entry;
+        if let Some(word) = self.packed(entry) {
             self.slots[block] = word;
             self.end_overflow(at);
         }
@@ -216,8 +217,8 @@ impl ResidencyTable {
     pub(crate) fn fully_resident(&self, block: BlockId) -> bool {
         match self.overflow_place(block) {
             Some(at) => {
-                let here = &self.overflow[at].here;
-                here.state == ResidencyState::Resident && here.have == self.all
+                let entry = &self.overflow[at].residency;
+                entry.state == ResidencyState::Resident && entry.have == self.all
             }
             None => self.slots[block] != NO_SLOT,
         }
@@ -261,8 +262,8 @@ impl ResidencyTable {
 
     /// All present blocks below `bound`.
     pub(crate) fn blocks(&self, bound: BlockId) -> impl Iterator<Item = (BlockId, Residency)> + '_ {
-        let here = (0..bound).filter(|&block| self.slots[block] != NO_SLOT);
-        here.map(|block| (block, self.get(block)))
+        let present = (0..bound).filter(|&block| self.slots[block] != NO_SLOT);
+        present.map(|block| (block, self.get(block)))
     }
 
     /// The arrival of a block, if any.
@@ -279,9 +280,9 @@ impl ResidencyTable {
 
     /// Attaches an arrival to a block in state arriving.
     pub(crate) fn attach_arrival(&mut self, block: BlockId, arrival: Arrival) {
-        let here = &mut self.overflow[place(self.slots[block])];
-        debug_assert!(here.arrival.is_none(), "block {block} has an arrival already");
-        here.arrival = Some(arrival);
+        let entry = &mut self.overflow[place(self.slots[block])];
+        debug_assert!(entry.arrival.is_none(), "block {block} has an arrival already");
+        entry.arrival = Some(arrival);
         self.arrivals += 1;
     }
 
@@ -318,8 +319,8 @@ impl ResidencyTable {
     }
 
     /// Adds an overflow entry. Returns the word with its index.
-    fn put_overflow(&mut self, here: Residency, arrival: Option<Arrival>) -> Slot {
-        OVERFLOW + number(self.overflow.insert(Overflow { here, arrival }))
+    fn put_overflow(&mut self, residency: Residency, arrival: Option<Arrival>) -> Slot {
+        OVERFLOW + number(self.overflow.insert(Overflow { residency, arrival }))
     }
 
     /// Index of a block's overflow entry, if any.
@@ -414,7 +415,7 @@ mod tests {
                 let slot = [7, 8, READING, OVERFLOW + 5][number as usize];
                 let idle = Residency { slot, have: all, busy: 0, state: ResidencyState::Resident };
                 let known = model.get(&block).copied();
-                let whole = known.filter(|here| here.busy == 0 && here.have == all);
+                let whole = known.filter(|entry| entry.busy == 0 && entry.have == all);
                 match (what, known, whole) {
                     (0, None, _) => {
                         residency.put(block, slot);
@@ -426,11 +427,11 @@ mod tests {
                         let state = ResidencyState::Arriving;
                         model.insert(block, Residency { slot, have: Layers::NONE, busy: 1, state });
                     }
-                    (2, _, Some(here)) if here.slot < READING => {
-                        prop_assert_eq!(residency.begin_read(block), here.slot);
-                        model.insert(block, Residency { busy: 1, ..here });
+                    (2, _, Some(entry)) if entry.slot < READING => {
+                        prop_assert_eq!(residency.begin_read(block), entry.slot);
+                        model.insert(block, Residency { busy: 1, ..entry });
                     }
-                    (3, Some(here), _) if here.busy > 0 => {
+                    (3, Some(entry), _) if entry.busy > 0 => {
                         let ready = coming.remove(&block);
                         if number == 0 && residency.arrival(block).is_some() {
                             residency.arrived(block);
@@ -439,25 +440,25 @@ mod tests {
                             prop_assert_eq!(known, ready);
                             residency.end_io(block);
                         }
-                        let busy = here.busy - 1;
-                        model.insert(block, Residency { busy, slot: here.slot, ..idle });
+                        let busy = entry.busy - 1;
+                        model.insert(block, Residency { busy, slot: entry.slot, ..idle });
                     }
-                    (4, Some(here), _) => {
-                        let busy = here.busy + 1;
-                        residency.change(block, |here| here.busy = busy);
-                        model.insert(block, Residency { busy, ..here });
+                    (4, Some(entry), _) => {
+                        let busy = entry.busy + 1;
+                        residency.change(block, |entry| entry.busy = busy);
+                        model.insert(block, Residency { busy, ..entry });
                     }
                     (5, _, _) => {
                         residency.take_arrival(block);
                         coming.remove(&block);
-                        residency.change(block, |here| *here = Residency::default());
+                        residency.change(block, |entry| *entry = Residency::default());
                         model.remove(&block);
                     }
-                    (6, Some(here), None) if !coming.contains_key(&block) => {
-                        residency.change(block, |here| here.state = ResidencyState::Arriving);
+                    (6, Some(entry), None) if !coming.contains_key(&block) => {
+                        residency.change(block, |entry| entry.state = ResidencyState::Arriving);
                         residency.attach_arrival(block, arrival(time));
                         coming.insert(block, time);
-                        model.insert(block, Residency { state: ResidencyState::Arriving, ..here });
+                        model.insert(block, Residency { state: ResidencyState::Arriving, ..entry });
                     }
                     (7, _, _) => {
                         if let Some(arrival) = residency.arrival_mut(block) {
@@ -473,17 +474,20 @@ mod tests {
                     prop_assert_eq!(residency.get(block), wanted.unwrap_or_default());
                     let ready = residency.arrival(block).map(|arrival| arrival.ready);
                     prop_assert_eq!(ready, coming.get(&block).copied());
-                    let word = |here: &Residency, most: u16| {
-                        here.slot < READING
-                            && here.busy <= most
-                            && *here == Residency { slot: here.slot, busy: here.busy, ..idle }
+                    let word = |entry: &Residency, most: u16| {
+                        entry.slot < READING
+                            && entry.busy <= most
+                            && *entry == Residency { slot: entry.slot, busy: entry.busy, ..idle }
                     };
                     let only = block..block + 1;
-                    prop_assert_eq!(residency.all_idle(only.clone()), wanted.is_some_and(|here| word(&here, 0)));
-                    prop_assert_eq!(residency.all_full(only), wanted.is_some_and(|here| word(&here, 1)));
-                    let full = |here: Residency| here.state == ResidencyState::Resident && here.have == all;
+                    let is_word = |most| wanted.is_some_and(|entry| word(&entry, most));
+                    prop_assert_eq!(residency.all_idle(only.clone()), is_word(0));
+                    prop_assert_eq!(residency.all_full(only), is_word(1));
+                    let full = |entry: Residency| {
+                        entry.state == ResidencyState::Resident && entry.have == all
+                    };
                     prop_assert_eq!(residency.fully_resident(block), wanted.is_some_and(full));
-                    overflow += usize::from(wanted.is_some_and(|here| !word(&here, 1)));
+                    overflow += usize::from(wanted.is_some() && !is_word(1));
                 }
                 let front = |is: &dyn Fn(u32) -> bool| (block..6).find(|&other| !is(other));
                 let idle = front(&|other| residency.all_idle(other..other + 1));
@@ -494,7 +498,7 @@ mod tests {
                 prop_assert_eq!(residency.first_present(block..6), bare.unwrap_or(6));
                 prop_assert_eq!(residency.overflow(), overflow);
                 prop_assert_eq!(residency.arrivals(), coming.len());
-                let resident = |here: &&Residency| here.state == ResidencyState::Resident;
+                let resident = |entry: &&Residency| entry.state == ResidencyState::Resident;
                 prop_assert_eq!(residency.copies(), model.values().filter(resident).count() as u64);
                 prop_assert_eq!(residency.present(), model.len() as u64);
             }
@@ -527,12 +531,12 @@ mod tests {
         residency.reach(9);
         assert_eq!((residency.get(4), residency.overflow()), (Residency::default(), 0));
         let steps: [Change; 6] = [
-            (|here| here.slot = 7, 1),
-            (|here| (here.have, here.state) = (Layers::new(0, 3), ResidencyState::Resident), 0),
-            (|here| here.busy = 2, 1),
-            (|here| (here.busy, here.have) = (0, Layers::new(0, 2)), 1),
-            (|here| here.have = Layers::new(0, 3), 0),
-            (|here| *here = Residency::default(), 0),
+            (|entry| entry.slot = 7, 1),
+            (|entry| (entry.have, entry.state) = (Layers::new(0, 3), ResidencyState::Resident), 0),
+            (|entry| entry.busy = 2, 1),
+            (|entry| (entry.busy, entry.have) = (0, Layers::new(0, 2)), 1),
+            (|entry| entry.have = Layers::new(0, 3), 0),
+            (|entry| *entry = Residency::default(), 0),
         ];
         let mut expected = Residency::default();
         for (what, overflow) in steps {
@@ -547,8 +551,8 @@ mod tests {
             assert_eq!(residency.none_present(4..5), expected.slot == NO_SLOT);
             assert_eq!(residency.all_present(4..5), expected.slot != NO_SLOT);
         }
-        residency.change(4, |here| {
-            *here = Residency { slot: 1, have: all, busy: 0, state: ResidencyState::Resident }
+        residency.change(4, |entry| {
+            *entry = Residency { slot: 1, have: all, busy: 0, state: ResidencyState::Resident }
         });
         assert!(
             !residency.all_idle(4..6)
@@ -556,17 +560,17 @@ mod tests {
                 && residency.none_present(5..9)
         );
         assert_eq!(
-            residency.blocks(9).map(|(block, here)| (block, here.slot)).collect::<Vec<_>>(),
+            residency.blocks(9).map(|(block, entry)| (block, entry.slot)).collect::<Vec<_>>(),
             [(4, 1)]
         );
         residency.put(5, 2);
-        residency.change(4, |here| here.state = ResidencyState::Bad);
+        residency.change(4, |entry| entry.state = ResidencyState::Bad);
         assert_eq!((residency.clear(5..6).collect::<Vec<_>>(), residency.copies()), (vec![2], 0));
         residency.begin_arrival(6, 8, arrival(0));
         let coming =
             Residency { slot: 8, have: Layers::NONE, busy: 1, state: ResidencyState::Arriving };
         assert_eq!((residency.get(6), residency.copies()), (coming, 0));
-        residency.change(6, |here| here.busy += 1);
+        residency.change(6, |entry| entry.busy += 1);
         assert_eq!(
             (residency.take_arrival(6).is_some(), residency.take_arrival(6).is_none()),
             (true, true)

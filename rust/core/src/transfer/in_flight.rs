@@ -72,7 +72,7 @@ impl InFlightMove {
     /// The block to receive its layers one by one. `None` for groups after the first: their layers
     /// count only when all have arrived.
     pub(crate) fn lands_on(&self) -> Option<Handle> {
-        self.spec.block.filter(|_| self.to == End::Here && self.spec.group == 0)
+        self.spec.block.filter(|_| self.to == End::Resident && self.spec.group == 0)
     }
 
     /// Destination place.
@@ -248,8 +248,8 @@ mod tests {
         };
         InFlightMove {
             spec,
-            from: End::Here,
-            to: End::Here,
+            from: End::Resident,
+            to: End::Resident,
             leaves: None,
             deps: MoveIds::new(),
             since: 0,

@@ -132,10 +132,10 @@ impl Ids {
             self.words[first] = FREE;
         }
         if !(end as usize).is_multiple_of(PAGE)
-            && let Some(behind) = self.starts(end)
+            && let Some(following) = self.starts(end)
         {
             self.words[end] = FREE;
-            end += behind;
+            end += following;
             self.words[end - 1] = FREE;
         }
         self.mark(first, end - first);
@@ -284,8 +284,9 @@ mod tests {
                 prop_assert_eq!(free as usize, ids.bound() as usize - used.len());
                 for &(first, length) in &known {
                     prop_assert_eq!(ids.ends(first + length - 1), Some(length));
-                    let behind = first + length;
-                    prop_assert!(behind == ids.bound() || behind % 4096 == 0 || !ids.is_free(behind));
+                    let following = first + length;
+                    let inside = following != ids.bound() && following % 4096 != 0;
+                    prop_assert!(!inside || !ids.is_free(following));
                 }
             }
         }

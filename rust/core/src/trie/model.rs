@@ -81,8 +81,8 @@ impl Checked {
 
     fn remove(&mut self, at: usize) {
         let leaf = |path: &RootPath| {
-            let behind = |other: &RootPath| other.0 == path.0 && other.1.starts_with(&path.1);
-            self.paths.keys().filter(|other| behind(other)).count() == 1
+            let extends = |other: &RootPath| other.0 == path.0 && other.1.starts_with(&path.1);
+            self.paths.keys().filter(|other| extends(other)).count() == 1
         };
         let leaves: Vec<RootPath> = self.paths.keys().filter(|path| leaf(path)).cloned().collect();
         if leaves.is_empty() {

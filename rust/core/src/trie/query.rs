@@ -122,9 +122,9 @@ mod tests {
         ) {
             let mut tokens: Vec<Token> = known.iter().copied().chain(0..).take(known.len() + more).collect();
             if let Some((at, token)) = change
-                && let Some(here) = tokens.get_mut(at)
+                && let Some(known_token) = tokens.get_mut(at)
             {
-                *here = token;
+                *known_token = token;
             }
             let signed: Vec<i32> = tokens.iter().map(|token| token.cast_signed()).collect();
             let mut wide: Vec<u64> = tokens.iter().copied().map(u64::from).collect();

@@ -136,8 +136,8 @@ impl Bytes {
         for (group, table) in tables.iter().enumerate() {
             for at in 0..path.len().div_ceil(SIZE) {
                 if let Some(&slot) = table.get(at).filter(|&&slot| slot != NO_SLOT) {
-                    let here = self.content.get(&self.place(GPU, group, slot)).copied();
-                    assert_eq!(here, Some(content(path, at)), "block {at} of group {group}");
+                    let found = self.content.get(&self.place(GPU, group, slot)).copied();
+                    assert_eq!(found, Some(content(path, at)), "block {at} of group {group}");
                 }
             }
         }

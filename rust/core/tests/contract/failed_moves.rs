@@ -137,7 +137,7 @@ fn after_a_lost_block(path: &[u32]) -> (Rig, MoveId) {
     let tiers = vec![tier(Kind::Gpu, 2), tier(Kind::Host, 2), tier(Kind::Disk, 4)];
     let mut rig = Rig::new(settings(tiers));
     rig.serve(&path[..2 * SIZE]);
-    rig.call(|manager, now| manager.mark_behind(&on_host(path), 2, now)).unwrap();
+    rig.call(|manager, now| manager.mark_after(&on_host(path), 2, now)).unwrap();
     // The last block makes room on the host for the first one.
     rig.acquire(&tokens(2, 2));
     let moves = rig.hand_out();
@@ -165,7 +165,7 @@ fn a_block_after_a_lost_one_leaves_while_the_block_between_the_two_still_moves()
 fn no_block_is_marked_after_a_lost_one() {
     let path = tokens(1, 3);
     let (mut rig, between) = after_a_lost_block(&path);
-    let refused = rig.call(|manager, now| manager.mark_behind(&on_host(&path), 2, now));
+    let refused = rig.call(|manager, now| manager.mark_after(&on_host(&path), 2, now));
     assert!(refused.unwrap_err().to_string().contains("2 blocks are to be cached, 0 are"));
     rig.done(between);
     assert_eq!(rig.manager.occupancy(HOST).free, 2);

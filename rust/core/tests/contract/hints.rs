@@ -35,7 +35,7 @@ pub(super) fn keep(rig: &mut Rig, tokens: &[Token], priority: u8) -> HintReply {
 }
 
 pub(super) fn answer(reply: &HintReply) -> (Answer, u64, u64) {
-    (reply.answer, reply.blocks, reply.left)
+    (reply.answer, reply.blocks, reply.not_applied)
 }
 
 fn priorities(rig: &Rig, tokens: &[Token]) -> Vec<u8> {
@@ -255,7 +255,8 @@ fn a_session_is_retained_as_it_grows() {
     rig.serve_as(Some("s"), &tokens(1, 2));
     assert_eq!(priorities(&rig, &tokens(1, 2)), [70, 70]);
     let reply = say(&mut rig, leave("s"));
-    assert_eq!((reply.blocks + reply.left, priorities(&rig, &tokens(1, 2))), (2, vec![35, 35]));
+    assert_eq!(reply.blocks + reply.not_applied, 2);
+    assert_eq!(priorities(&rig, &tokens(1, 2)), vec![35, 35]);
 }
 
 #[test]
@@ -266,13 +267,13 @@ fn a_tier_retains_at_most_its_share() {
     assert_eq!(answer(&reply), (Answer::Clipped, 2, 2));
     assert_eq!(rig.manager.retained(GPU), (2, 2));
     let blocks = rig.blocks(&tokens(1, 4));
-    let here =
+    let priority_at =
         |rig: &Rig, at: usize| rig.manager.explain(blocks[at], GPU, rig.now).unwrap().priority;
-    assert_eq!([0, 1, 2, 3].map(|at| here(&rig, at)), [90, 90, 35, 35]);
+    assert_eq!([0, 1, 2, 3].map(|at| priority_at(&rig, at)), [90, 90, 35, 35]);
     // An evicted block makes room for retaining a used one.
     keep(&mut rig, &tokens(1, 1), 20);
     rig.serve(&tokens(1, 4));
-    assert_eq!([0, 1, 2, 3].map(|at| here(&rig, at)), [20, 90, 90, 35]);
+    assert_eq!([0, 1, 2, 3].map(|at| priority_at(&rig, at)), [20, 90, 90, 35]);
 }
 
 #[test]
@@ -291,13 +292,13 @@ fn a_tenant_beyond_its_quota_loses_its_own_blocks_first() {
         serve(&mut rig, b"big", stem);
     }
     assert_eq!(answer(&say(&mut rig, quota(Some(5), Some(0.5)))), (Answer::Accepted, 5, 0));
-    let there = |rig: &Rig, tenant: &[u8], stem| {
+    let cached = |rig: &Rig, tenant: &[u8], stem| {
         rig.manager.matched(&tokens(stem, 1), &scope(tenant), 0).unwrap() > 0
     };
     // Two blocks too many: they are evicted although younger; then the oldest of all.
     let id = rig.ask(&Acquire { reserve: 12, ..all_of(&[]) }).unwrap();
-    let left: Vec<u32> = (2..=6).filter(|&stem| there(&rig, b"big", stem)).collect();
-    assert_eq!((there(&rig, b"small", 1), left), (false, vec![4, 5, 6]));
+    let left: Vec<u32> = (2..=6).filter(|&stem| cached(&rig, b"big", stem)).collect();
+    assert_eq!((cached(&rig, b"small", 1), left), (false, vec![4, 5, 6]));
     rig.release(id);
     assert_eq!(answer(&say(&mut rig, quota(None, None))), (Answer::Accepted, 3, 0));
     assert_eq!(answer(&say(&mut rig, quota(None, None))), (Answer::Rejected, 0, 0));

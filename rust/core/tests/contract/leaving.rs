@@ -40,9 +40,9 @@ fn a_victim_is_found_until_its_store_has_ended() {
     rig.acquire(&tokens(2, 1));
     let found = copies(&rig, &prompt);
     assert_eq!(found.iter().map(|copy| copy.tier).collect::<Vec<_>>(), [GPU, HOST]);
-    let (here, below) = (found[0], found[1]);
-    assert_eq!((here.slot, here.layers, here.coming, here.leaving), (slot, ALL, ALL, true));
-    assert_eq!((here.first, here.ready), (rig.now, rig.now));
+    let (on_gpu, below) = (found[0], found[1]);
+    assert_eq!((on_gpu.slot, on_gpu.layers, on_gpu.coming, on_gpu.leaving), (slot, ALL, ALL, true));
+    assert_eq!((on_gpu.first, on_gpu.ready), (rig.now, rig.now));
     assert_eq!((below.coming, below.leaving), (ALL, false));
     rig.run();
     let found = copies(&rig, &prompt);
@@ -118,9 +118,9 @@ fn a_marked_victim_is_found_in_its_new_slots() {
             first: None,
         };
         let block = rig.call(|manager, now| manager.mark(&mark, now)).unwrap()[0];
-        let here = copies(&rig, &prompt)[0];
-        assert_eq!((here.layers, here.leaving), (ALL, false));
-        let marked = rig.manager.copy_slots(block, &here);
+        let on_gpu = copies(&rig, &prompt)[0];
+        assert_eq!((on_gpu.layers, on_gpu.leaving), (ALL, false));
+        let marked = rig.manager.copy_slots(block, &on_gpu);
         assert!(marked.iter().all(|slot| !before.contains(slot)), "{marked:?} of {before:?}");
         resume(&mut rig, id, 0).unwrap();
         assert_eq!(rig.slots(id), marked);

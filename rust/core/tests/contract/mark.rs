@@ -284,17 +284,17 @@ fn blocks_behind_known_ones_are_marked_alone() {
         ready,
         first: None,
     };
-    rig.call(|manager, now| manager.mark_behind(&of(&prompt), 2, now)).unwrap();
+    rig.call(|manager, now| manager.mark_after(&of(&prompt), 2, now)).unwrap();
     assert_eq!(rig.manager.occupancy(HOST).free, 6);
     assert_eq!(rig.matched(&prompt), 4 * SIZE);
     assert_eq!(rig.on(&prompt, HOST)[..2], [Layers::NONE; 2]);
     let other = tokens(2, 4);
-    let refused = rig.call(|manager, now| manager.mark_behind(&of(&other), 2, now));
+    let refused = rig.call(|manager, now| manager.mark_after(&of(&other), 2, now));
     assert!(refused.unwrap_err().to_string().contains("2 blocks are to be cached, 0 are"));
     let clear = Mark { present: false, ready: None, ..of(&prompt) };
-    let cleared = rig.call(|manager, now| manager.mark_behind(&clear, 3, now)).unwrap();
+    let cleared = rig.call(|manager, now| manager.mark_after(&clear, 3, now)).unwrap();
     assert_eq!((cleared.len(), rig.matched(&prompt)), (1, 3 * SIZE));
-    assert!(rig.call(|manager, now| manager.mark_behind(&clear, 9, now)).unwrap().is_empty());
+    assert!(rig.call(|manager, now| manager.mark_after(&clear, 9, now)).unwrap().is_empty());
     rig.manager.audit().unwrap();
 }
 

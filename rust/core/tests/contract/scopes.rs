@@ -126,7 +126,7 @@ fn scopes_of_both_structures_share_a_tier() {
 fn known(rig: &Rig) -> usize {
     let state = String::from_utf8(rig.manager.snapshot()).unwrap();
     let known = state.lines().filter(|line| line.starts_with("scope ")).count();
-    assert_eq!(known, rig.manager.strangers().0);
+    assert_eq!(known, rig.manager.scope_and_digest_counts().0);
     known
 }
 
@@ -203,7 +203,8 @@ fn images(count: u32) {
         manager.commit(id, &prompt, now).unwrap();
         manager.release(id, now).unwrap();
         assert_eq!(manager.matched(&prompt, &ask.scope, 0), Ok(SIZE));
-        assert!(manager.strangers().1 <= 16, "{} digests", manager.strangers().1);
+        let (_, digests) = manager.scope_and_digest_counts();
+        assert!(digests <= 16, "{digests} digests");
     }
     manager.audit().unwrap();
 }
@@ -223,7 +224,7 @@ fn a_million_digests_are_free_with_their_blocks() {
 fn a_digest_lives_as_long_as_a_block_uses_it() {
     let mut rig = rig();
     let (prompt, scope) = (tokens(1, 3), image(5, 1));
-    let digests = |rig: &Rig| rig.manager.strangers().1;
+    let digests = |rig: &Rig| rig.manager.scope_and_digest_counts().1;
     let id = rig.ask(&Acquire { scope: scope.clone(), reserve: 8, ..all_of(&prompt) }).unwrap();
     assert_eq!(digests(&rig), 0, "a lookup gives no number");
     rig.commit(id, &prompt[..6]);
@@ -281,7 +282,7 @@ fn ghost_entries_of_a_digest_serve_no_other_digest() {
         let found = rig.manager.lookup(&prompt, rig.now, &image(0, digest), 0).unwrap();
         let counted = rig.manager.explain(found.blocks[0].block, GPU, rig.now).unwrap().terms.uses;
         serve(&mut rig, &Scope::default(), &tokens(9, 16));
-        assert_eq!(rig.manager.strangers().1, 0);
+        assert_eq!(rig.manager.scope_and_digest_counts().1, 0);
         counted
     };
     assert_eq!(uses(1, 5), 5);
@@ -301,20 +302,20 @@ fn a_pending_hint_keeps_scope_and_digest() {
     let say = |rig: &mut Rig, hint: Hint| rig.call(|m, now| m.hint(&[hint], now)).unwrap();
     let forever = retain(target.clone(), 90);
     say(&mut rig, Hint::Retain(Retain { ttl: Some(500), ..forever.clone() }));
-    assert_eq!(rig.manager.strangers(), (1, 1));
+    assert_eq!(rig.manager.scope_and_digest_counts(), (1, 1));
     rig.now += 1000;
     say(
         &mut rig,
         Hint::Release(Release::Owner { name: "nobody".to_owned(), scope: Scope::default() }),
     );
-    assert_eq!(rig.manager.strangers(), (0, 0), "its time is over");
+    assert_eq!(rig.manager.scope_and_digest_counts(), (0, 0), "its time is over");
     say(&mut rig, Hint::Retain(forever));
     serve(&mut rig, &scope, &prompt);
-    assert_eq!(rig.manager.strangers(), (1, 1));
+    assert_eq!(rig.manager.scope_and_digest_counts(), (1, 1));
     let block = rig.manager.lookup(&prompt, rig.now, &scope, 0).unwrap().blocks[0].block;
     assert_eq!(rig.manager.priority(block), Ok(90), "it applied");
     serve(&mut rig, &Scope::default(), &tokens(9, 16));
-    assert_eq!(rig.manager.strangers(), (1, 0));
+    assert_eq!(rig.manager.scope_and_digest_counts(), (1, 0));
 }
 
 #[test]

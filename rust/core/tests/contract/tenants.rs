@@ -169,7 +169,7 @@ impl Managed {
             let miss = self.rig.manager.miss(&asked, now).expect("a good question").close();
             let known = self.rig.manager.cached_blocks(&tokens, &mine).expect("a good scope");
             let matched = self.rig.manager.matched(&tokens, &mine, 0).expect("a good lookup");
-            let causes = (miss.causes, miss.parted_at, miss.in_flight, miss.evicted);
+            let causes = (miss.causes, miss.diverged_at, miss.in_flight, miss.evicted);
             all.push(format!(
                 "{stem} {} {matched} {causes:?} {:?}",
                 known.len(),

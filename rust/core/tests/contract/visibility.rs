@@ -81,7 +81,7 @@ fn a_miss_reveals_nothing_of_blocks_of_others() {
         let asked = Asked { tokens: &tokens, scope: &mine, session: Some("s"), limit: 4 };
         let now = rig.now;
         let miss = rig.manager.miss(&asked, now).unwrap().close();
-        assert_eq!((miss.parted_at, miss.parting, miss.branches.len()), (None, None, 0));
+        assert_eq!((miss.diverged_at, miss.divergence, miss.branches.len()), (None, None, 0));
         assert_eq!((miss.evicted, miss.in_flight, miss.other_scope), (0, 0, 0));
         assert_eq!(miss.causes, [(0, tokens.len(), MissCause::New)]);
         assert_eq!(rig.manager.known(&tokens, &mine).unwrap(), 0);

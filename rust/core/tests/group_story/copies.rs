@@ -61,8 +61,8 @@ impl Story {
             let border = u32::try_from(after.len()).unwrap();
             assert_eq!(after.len() * SIZE, tokens.len());
             let has = |at: usize, place: u32| {
-                let here = |copy: &Copy| (copy.tier, usize::from(copy.group)) == (tier, at);
-                after[place as usize].iter().any(here)
+                let matched = |copy: &Copy| (copy.tier, usize::from(copy.group)) == (tier, at);
+                after[place as usize].iter().any(matched)
             };
             assert!(resumes(&self.groups, border, has), "{after:?}");
         }
@@ -96,7 +96,7 @@ impl Story {
         for tier in 0..self.rig.manager.settings().tiers.len() {
             let (tokens, scope) = (&tokens, Scope::default());
             let mark = Mark { tokens, scope, tier, present: false, ready: None, first: None };
-            self.rig.call(|m, now| m.mark_behind(&mark, place, now)).ok();
+            self.rig.call(|m, now| m.mark_after(&mark, place, now)).ok();
         }
     }
 
@@ -129,8 +129,9 @@ impl Story {
         if let Ok(left) = self.rig.call(|m, now| m.evict_blocks(tier, count, &[], now)) {
             let gone: BTreeSet<Handle> = left.iter().copied().collect();
             assert!(gone.len() == left.len() && left.len() as u64 >= count);
-            let here = self.rig.manager.lookup(&self.last, self.rig.now, &Scope::default(), 0);
-            for block in here.unwrap().blocks.iter().filter(|block| gone.contains(&block.block)) {
+            let matched = self.rig.manager.lookup(&self.last, self.rig.now, &Scope::default(), 0);
+            let blocks = matched.unwrap().blocks;
+            for block in blocks.iter().filter(|block| gone.contains(&block.block)) {
                 let copy = block.copies.iter().find(|copy| (copy.tier, copy.group) == (tier, 0));
                 assert!(copy.is_none_or(|copy| copy.leaving), "{copy:?}");
             }
@@ -148,8 +149,9 @@ impl Story {
             let gone: BTreeSet<Handle> = left.iter().copied().collect();
             assert!(gone.len() == left.len() && left.len() as u64 <= count);
             assert_eq!(self.rig.manager.known(&self.last, &Scope::default()).unwrap(), before);
-            let here = self.rig.manager.lookup(&self.last, self.rig.now, &Scope::default(), 0);
-            for block in here.unwrap().blocks.iter().filter(|block| gone.contains(&block.block)) {
+            let matched = self.rig.manager.lookup(&self.last, self.rig.now, &Scope::default(), 0);
+            let blocks = matched.unwrap().blocks;
+            for block in blocks.iter().filter(|block| gone.contains(&block.block)) {
                 let of = |copy: &&Copy| (copy.tier, usize::from(copy.group)) == (tier, group);
                 let copy = block.copies.iter().find(of);
                 assert!(copy.is_none_or(|copy| copy.leaving), "{copy:?}");

@@ -73,14 +73,14 @@ fn attends(group: &Group, query: u64, past: u64) -> bool {
 /// token by token, and then its own first token. A state is never rolled back.
 fn reaches(groups: &[Group], border: u32, has: impl Fn(usize, u32) -> bool) -> bool {
     let holes: BTreeSet<u32> = (0..border).filter(|&place| !has(0, place)).collect();
-    let there = |at: usize, place: u32| holes.contains(&place) || has(at, place);
+    let present = |at: usize, place: u32| holes.contains(&place) || has(at, place);
     let states = groups.iter().any(|group| group.kind == GroupKind::State);
     let end = u64::from(border) * SIZE as u64;
     let computed =
         (0..end).filter(|token| holes.contains(&u32::try_from(token / SIZE as u64).unwrap()));
     let last = border.checked_sub(1).is_none_or(|last| !holes.contains(&last));
     last && (holes.is_empty() || !states)
-        && computed.chain([end]).all(|query| sees(groups, query, there))
+        && computed.chain([end]).all(|query| sees(groups, query, present))
 }
 
 /// A step of a random story: what, and four numbers.

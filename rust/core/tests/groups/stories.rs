@@ -49,7 +49,7 @@ fn steps(kinds: u8) -> impl Strategy<Value = Vec<Step>> {
 }
 
 /// Settings of a story.
-fn told(groups: &[Group], (pages, below, newest, every): Sizes, ways: Ways) -> Settings {
+fn settings_of(groups: &[Group], (pages, below, newest, every): Sizes, ways: Ways) -> Settings {
     let (policy, owner, growth, writes) = ways;
     let largest = groups.iter().map(|group| group.slot_bytes).max().unwrap();
     let bytes: Vec<u64> = std::iter::once(pages).chain(below).map(|n| n * largest).collect();
@@ -80,7 +80,7 @@ proptest! {
         ways in ways(),
         steps in steps(18),
     ) {
-        if let Some(mut story) = Story::new(told(&groups, sizes, ways)) {
+        if let Some(mut story) = Story::new(settings_of(&groups, sizes, ways)) {
             story.play(&steps);
         }
     }
@@ -92,7 +92,7 @@ proptest! {
         ways in ways(),
         steps in steps(22),
     ) {
-        let mut settings = told(&groups, sizes, ways);
+        let mut settings = settings_of(&groups, sizes, ways);
         settings.structure = Structure::Holes;
         if let Some(mut story) = Story::new(settings) {
             story.play(&steps);
@@ -107,7 +107,7 @@ proptest! {
         holes: bool,
         steps in steps(22),
     ) {
-        let mut settings = above_shared(told(&groups, sizes, ways));
+        let mut settings = above_shared(settings_of(&groups, sizes, ways));
         settings.structure = if holes { Structure::Holes } else { Structure::LeafOnly };
         if let Some(mut story) = Story::new(settings) {
             story.play(&steps);

@@ -25,9 +25,9 @@ fn a_point_that_leaves_the_first_tier_is_loaded_for_its_next_turn() {
         let loads = moves.iter().filter(|known| known.kind == MoveKind::Load && known.group == 1);
         assert_eq!(loads.count() as u64, needed, "{group:?}");
         let table = rig.manager.group_table(id, GPU, 1).unwrap().1;
-        let there = table[..20].iter().filter(|&&slot| slot != NO_SLOT).count();
+        let resident = table[..20].iter().filter(|&&slot| slot != NO_SLOT).count();
         // The prompt's last block is still to be written.
-        assert_eq!((there as u64, table[20] != NO_SLOT), (needed, true));
+        assert_eq!((resident as u64, table[20] != NO_SLOT), (needed, true));
         rig.commit(id, &next[20 * SIZE..]);
         rig.release(id);
         assert_eq!(rig.matched(&branch(&next, 21, 4, 1)), 21 * SIZE);

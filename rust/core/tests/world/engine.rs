@@ -28,7 +28,7 @@ impl Engine {
     /// Frees a table as soon as the moves that touch it have ended.
     pub(super) fn leave(&mut self, touching: Vec<MoveId>, table: Vec<Slot>) {
         self.leaving.push((touching.into_iter().collect(), table));
-        self.settle();
+        self.free_untouched_tables();
     }
 
     /// Notes the end of a move, or that it never starts.
@@ -36,10 +36,10 @@ impl Engine {
         for (touching, _) in &mut self.leaving {
             touching.remove(&id);
         }
-        self.settle();
+        self.free_untouched_tables();
     }
 
-    fn settle(&mut self) {
+    fn free_untouched_tables(&mut self) {
         for (_, table) in self.leaving.extract_if(.., |(touching, _)| touching.is_empty()) {
             self.free.extend(table);
         }

@@ -161,8 +161,8 @@ impl World {
             }
         }
         let waits = (known.len()..full).filter(|&at| inside(at)).count() as u64;
-        let here = (0..known.len()).filter(|&at| inside(at)).count() as u64;
-        assert_eq!(reply.blocks + reply.left, here + waits, "{reply:?}");
+        let cached = (0..known.len()).filter(|&at| inside(at)).count() as u64;
+        assert_eq!(reply.blocks + reply.not_applied, cached + waits, "{reply:?}");
         if waits > 0 {
             let range = start..end.unwrap_or(tokens.len());
             let last = full.min(end.map_or(full, |end| end.div_ceil(size)));

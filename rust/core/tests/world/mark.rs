@@ -34,7 +34,7 @@ impl World {
             return;
         }
         let scope = Scope::default();
-        let there = |m: &Manager, blocks: &[Handle]| {
+        let copies_of = |m: &Manager, blocks: &[Handle]| {
             let copy = |block: MatchedBlock| block.copies.into_iter().find(|c| c.tier == tier);
             m.describe(blocks, 0).into_iter().map(copy).collect::<Vec<_>>()
         };
@@ -46,7 +46,7 @@ impl World {
             let of = m.copy_slots(block, copy).into_iter().cycle();
             copy.coming.iter().zip(of).collect()
         };
-        let copies = there(&self.manager, &known);
+        let copies = copies_of(&self.manager, &known);
         let before: Vec<_> = known
             .iter()
             .zip(&copies)
@@ -56,7 +56,7 @@ impl World {
         let mark = Mark { tokens: &tokens, scope, tier, present: true, ready, first: None };
         let Some(blocks) = self.attempt("appear", |m, now| m.mark(&mark, now)) else { return };
         assert_eq!(blocks.len(), full, "all of them are there or will be");
-        for (at, copy) in there(&self.manager, &blocks).into_iter().enumerate() {
+        for (at, copy) in copies_of(&self.manager, &blocks).into_iter().enumerate() {
             let copy = copy.unwrap_or_else(|| panic!("block {at} is not on tier {tier}"));
             assert_eq!(copy.coming, all, "block {at} on tier {tier}");
             let old = before.get(at).map_or(&[][..], Vec::as_slice);

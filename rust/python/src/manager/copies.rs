@@ -59,7 +59,7 @@ impl BlockManager {
         };
         let marked = self.shared.call(py, |manager| match group {
             Some(group) => manager.mark_group(&mark, group, skip, now.0),
-            None => manager.mark_behind(&mark, skip, now.0),
+            None => manager.mark_after(&mark, skip, now.0),
         })?;
         Ok(handles(py, &marked))
     }

@@ -107,8 +107,13 @@ impl BlockManager {
 
     /// Add busy time to a lane.
     #[pyo3(signature = (lane, *, busy_ns))]
-    fn saw_lane(&self, py: Python<'_>, lane: &Bound<'_, PyAny>, busy_ns: BusyTime) -> PyResult<()> {
+    fn add_lane_busy(
+        &self,
+        py: Python<'_>,
+        lane: &Bound<'_, PyAny>,
+        busy_ns: BusyTime,
+    ) -> PyResult<()> {
         let lane = text(lane, "lane")?;
-        self.shared.call(py, |manager| manager.saw_lane(lane, busy_ns.0))
+        self.shared.call(py, |manager| manager.add_lane_busy(lane, busy_ns.0))
     }
 }

@@ -97,9 +97,9 @@ impl BlockManager {
         parts: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = number::most)] most: usize,
     ) -> PyResult<u32> {
-        let mut there = Vec::new();
+        let mut present = Vec::new();
         for blocks in parts.try_iter().map_err(|_| bad("parts are no list of lists"))? {
-            if there.len() == MOST_GROUPS {
+            if present.len() == MOST_GROUPS {
                 return Err(bad(format!("parts are of more than {MOST_GROUPS} groups")));
             }
             let has = |at, item: Bound<'_, PyAny>| {
@@ -107,9 +107,9 @@ impl BlockManager {
             };
             let blocks = blocks?;
             blocks.try_iter().map_err(|_| bad("parts are no list of lists"))?;
-            there.push(items(&blocks, MOST_BLOCKS, "blocks of parts", has)?);
+            present.push(items(&blocks, MOST_BLOCKS, "blocks of parts", has)?);
         }
-        self.shared.call(parts.py(), |manager| manager.longest_resume(&there, most))
+        self.shared.call(parts.py(), |manager| manager.longest_resume(&present, most))
     }
 
     /// Block ranges required for a resume at a border, for each group after the first.

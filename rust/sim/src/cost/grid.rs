@@ -65,9 +65,9 @@ fn parts(nanos: u64) -> u128 {
 /// Indices of the points around a value, or of the last two points if the value is after them.
 /// Equal before the first point.
 fn neighbours(axis: &[u64], value: u64) -> (usize, usize) {
-    let behind = axis.partition_point(|&point| point <= value);
-    let high = behind.min(axis.len() - 1);
-    if behind == 0 || high == 0 { (0, 0) } else { (high - 1, high) }
+    let after = axis.partition_point(|&point| point <= value);
+    let high = after.min(axis.len() - 1);
+    if after == 0 || high == 0 { (0, 0) } else { (high - 1, high) }
 }
 
 /// Evaluate the line through two points at a value not before the first point.

@@ -13,12 +13,12 @@ impl Table {
     /// Price of a token after `context` tokens.
     fn price(&self, context: u64) -> u128 {
         let points = &self.0;
-        let behind = points.partition_point(|&(at, _)| at <= context);
-        if behind == 0 || points.len() == 1 {
+        let after = points.partition_point(|&(at, _)| at <= context);
+        if after == 0 || points.len() == 1 {
             return u128::from(points[0].1);
         }
         let (low, high) =
-            (points[(behind - 1).min(points.len() - 2)], points[behind.min(points.len() - 1)]);
+            (points[(after - 1).min(points.len() - 2)], points[after.min(points.len() - 1)]);
         let (rise, run) = (u128::from(high.1 - low.1), u128::from((high.0 - low.0).max(1)));
         u128::from(low.1) + rise * u128::from(context - low.0) / run
     }

@@ -109,7 +109,7 @@ impl Continuous {
     /// Whether no room can become free: no request holds blocks and no move is pending.
     fn stuck(&self, machine: &mut Machine, now: Nanos) -> Result<bool> {
         machine.take(now)?;
-        let held = !self.running.is_empty() || !self.relay.given.is_empty();
+        let held = !self.running.is_empty() || !self.relay.handed_over.is_empty();
         Ok(!held && machine.executor.idle())
     }
 
@@ -142,7 +142,7 @@ impl Engine for Continuous {
     }
 
     fn load(&self) -> u64 {
-        self.queue.len() + (self.running.len() + self.relay.given.len()) as u64
+        self.queue.len() + (self.running.len() + self.relay.handed_over.len()) as u64
     }
 
     fn next(&self) -> Option<&Request> {
@@ -158,7 +158,7 @@ impl Engine for Continuous {
             return Ok(());
         }
         self.step.clear(self.limits.token_budget);
-        self.queue.blocked &= !(self.running.is_empty() && self.relay.given.is_empty());
+        self.queue.blocked &= !(self.running.is_empty() && self.relay.handed_over.is_empty());
         self.ready.sort_unstable();
         for id in std::mem::take(&mut self.ready) {
             if let Some(running) = self.running.get_mut(&id) {
@@ -227,7 +227,7 @@ impl Engine for Continuous {
             return;
         }
         for one in entered {
-            self.came(one.id, now, |prefill| prefill.entered(std::slice::from_ref(one)));
+            self.on_move(one.id, now, |prefill| prefill.entered(std::slice::from_ref(one)));
         }
         if !self.ready.is_empty() {
             self.interrupt(now);
@@ -236,7 +236,7 @@ impl Engine for Continuous {
 
     fn ended(&mut self, moves: &[MoveId], now: Nanos) {
         for &id in moves {
-            self.came(id, now, |prefill| prefill.ended(&[id]));
+            self.on_move(id, now, |prefill| prefill.ended(&[id]));
         }
         // Completed moves also free slots. While steps run, only finished requests free enough of
         // them to matter.

@@ -29,7 +29,7 @@ pub(super) struct Prefill {
     /// Unfinished moves. With layerwise waiting, only moves not yet in a lane.
     awaited: FxHashSet<MoveId>,
     /// Arrival times of the known loads, by layer.
-    there: Vec<Nanos>,
+    arrivals: Vec<Nanos>,
 }
 
 impl Prefill {
@@ -99,7 +99,7 @@ impl Prefill {
             wait: service.wait,
             began: now,
             awaited: manager.awaits(lease)?.into_iter().collect(),
-            there: vec![now; usize::from(layers)],
+            arrivals: vec![now; usize::from(layers)],
         };
         drop(manager);
         machine.take(now)?;
@@ -120,15 +120,15 @@ impl Prefill {
             if self.awaited.remove(id) {
                 let mut at = times.first;
                 for layer in layers.iter() {
-                    let there = &mut self.there[usize::from(layer)];
-                    *there = at.max(*there);
+                    let arrival = &mut self.arrivals[usize::from(layer)];
+                    *arrival = at.max(*arrival);
                     at = at.saturating_add(times.per_layer);
                 }
             }
         }
         if self.wait == Wait::Step {
-            let last = self.there.iter().copied().max().unwrap_or(self.began);
-            self.there.fill(last);
+            let last = self.arrivals.iter().copied().max().unwrap_or(self.began);
+            self.arrivals.fill(last);
         }
     }
 
@@ -172,19 +172,19 @@ impl Prefill {
     }
 
     /// Arrival times of the loads, by layer.
-    pub(super) fn there(&self) -> &[Nanos] {
-        &self.there
+    pub(super) fn arrivals(&self) -> &[Nanos] {
+        &self.arrivals
     }
 }
 
 /// End of a step started at `from` with `compute` time, with each layer computed after its arrival.
-pub(super) fn pipelined(from: Nanos, compute: Nanos, there: &[Nanos]) -> Nanos {
-    let layers = there.len() as u128;
+pub(super) fn pipelined(from: Nanos, compute: Nanos, arrivals: &[Nanos]) -> Nanos {
+    let layers = arrivals.len() as u128;
     let until =
         |layer: u128| Nanos::try_from(u128::from(compute) * layer / layers).unwrap_or(Nanos::MAX);
     let steps = (0..)
-        .zip(there)
-        .map(|(layer, there)| (there.saturating_sub(from), until(layer + 1) - until(layer)));
+        .zip(arrivals)
+        .map(|(layer, arrival)| (arrival.saturating_sub(from), until(layer + 1) - until(layer)));
     from.saturating_add(pipeline_finish(steps))
 }
 

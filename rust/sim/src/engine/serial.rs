@@ -46,7 +46,7 @@ impl Running {
         prefill.ready().then(|| match wait {
             Wait::All => now.saturating_add(*compute),
             // Computation continues from the start of the request, layer after layer.
-            Wait::Layer | Wait::Step => pipelined(prefill.began(), *compute, prefill.there()),
+            Wait::Layer | Wait::Step => pipelined(prefill.began(), *compute, prefill.arrivals()),
         })
     }
 }

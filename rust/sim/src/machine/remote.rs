@@ -59,7 +59,7 @@ impl Remote {
 
 /// Location of a prompt block on this machine.
 #[derive(Clone, Copy, Debug, Default)]
-struct Here {
+struct BlockState {
     /// Whether faster tiers have or expect the whole block.
     local: bool,
     /// Whether the manager's last tier has the block.
@@ -88,22 +88,22 @@ impl Machine {
             let store = store.get();
             keys.iter().map(|key| store.finds(key, self.number, now)).collect()
         };
-        let (here, reach) = loop {
-            let here = self.blocks(usable, tier, now)?;
-            let of = |at: usize| here.get(at).copied().unwrap_or_default();
+        let (states, reach) = loop {
+            let states = self.blocks(usable, tier, now)?;
+            let of = |at: usize| states.get(at).copied().unwrap_or_default();
             let reach = (0..keys.len()).take_while(|&at| of(at).local || stored[at]).count();
             let new = |&at: &usize| !of(at).local && !of(at).believed;
-            let Some(first) = (0..reach).find(new) else { break (here, reach) };
+            let Some(first) = (0..reach).find(new) else { break (states, reach) };
             let end = first + (first..reach).take_while(new).count();
             if !self.calls.mark(&tokens[..end * size], tier, first, (now, now), now)? {
-                break (here, first);
+                break (states, first);
             }
         };
-        let asked = |at: &usize| here.get(*at).is_none_or(|here| !here.local);
+        let asked = |at: &usize| states.get(*at).is_none_or(|state| !state.local);
         let found: Vec<BlockKey> = (0..reach).filter(asked).map(|at| keys[at]).collect();
         store.get().touch(&found);
-        for at in (reach..here.len()).rev() {
-            if here[at].believed {
+        for at in (reach..states.len()).rev() {
+            if states[at].believed {
                 self.forget(keys[at], &tokens[..(at + 1) * size], now)?;
             }
         }
@@ -126,7 +126,7 @@ impl Machine {
     }
 
     /// Locations of the prompt blocks known to the manager.
-    fn blocks(&self, tokens: &[Token], remote: TierId, now: Nanos) -> Result<Vec<Here>> {
+    fn blocks(&self, tokens: &[Token], remote: TierId, now: Nanos) -> Result<Vec<BlockState>> {
         let manager = self.calls.manager();
         let known = manager.probe(Query::Tokens(tokens), &Scope::default(), 0)?;
         let all = manager.settings().layers;
@@ -136,7 +136,7 @@ impl Machine {
             let lacking =
                 above.try_fold(Layers::new(0, all), |left, copy| left.without(copy.coming));
             let local = lacking.is_some_and(Layers::is_empty);
-            Here { local, believed: staying().any(|copy| copy.tier == remote) }
+            BlockState { local, believed: staying().any(|copy| copy.tier == remote) }
         };
         Ok(manager.describe(&known, now).into_iter().map(of).collect())
     }

@@ -58,9 +58,9 @@ mod tests {
         let mut seen = [0; 8];
         for name in 0..64 {
             let name = format!("session {name}");
-            let here = hash.route(&request(&[1], Some(&name)), &loads([0; 8]));
-            assert_eq!(here, hash.route(&request(&[7, 8], Some(&name)), &loads([9; 8])));
-            seen[here] += 1;
+            let chosen = hash.route(&request(&[1], Some(&name)), &loads([0; 8]));
+            assert_eq!(chosen, hash.route(&request(&[7, 8], Some(&name)), &loads([9; 8])));
+            seen[chosen] += 1;
         }
         assert!(seen.iter().all(|&count| count > 0), "{seen:?}");
         let ends = |end| hash.route(&request(&[1, 2, end], None), &loads([0; 64]));

@@ -31,8 +31,8 @@ impl Router for Locality {
             with(machine).saturating_mul(RATIO_ONE.into())
                 <= fewest.saturating_mul(self.ratio.into())
         };
-        let near = machines.iter().enumerate().filter(|(_, machine)| fits(machine));
-        let best = near.max_by_key(|&(at, machine)| (machine.hit, Reverse((machine.load, at))));
+        let fitting = machines.iter().enumerate().filter(|(_, machine)| fits(machine));
+        let best = fitting.max_by_key(|&(at, machine)| (machine.hit, Reverse((machine.load, at))));
         best.map_or(0, |(at, _)| at)
     }
 }

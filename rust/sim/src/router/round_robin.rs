@@ -14,8 +14,8 @@ pub struct RoundRobin {
 
 impl Router for RoundRobin {
     fn route(&mut self, _: &Request, machines: &[Candidate]) -> MachineId {
-        let here = self.next % machines.len();
-        self.next = here + 1;
-        here
+        let chosen = self.next % machines.len();
+        self.next = chosen + 1;
+        chosen
     }
 }

@@ -36,15 +36,15 @@ impl Simulation {
     }
 
     /// Hand over the prefilled requests of a machine, and start its pulls.
-    pub(super) fn hand_over(&mut self, here: MachineId) -> Result<()> {
+    pub(super) fn hand_over(&mut self, machine_id: MachineId) -> Result<()> {
         let now = self.now;
-        let (given, pulls) = match (&self.handoffs, self.servers[here].engine.relay()) {
+        let (handed_over, pulls) = match (&self.handoffs, self.servers[machine_id].engine.relay()) {
             (Some(_), Some(engine)) => (engine.take_handoffs(), engine.take_pulls()),
             _ => return Ok(()),
         };
-        for handoff in given {
+        for handoff in handed_over {
             let Some(handoffs) = &mut self.handoffs else { continue };
-            handoffs.from.insert(handoff.request.id, here);
+            handoffs.from.insert(handoff.request.id, machine_id);
             let all = handoffs.prefill..self.servers.len();
             let Some(to) = all.min_by_key(|&machine| self.servers[machine].engine.load()) else {
                 continue;
@@ -55,13 +55,13 @@ impl Simulation {
             self.follow(to)?;
         }
         for pull in pulls {
-            self.pull_begins(here, pull);
+            self.pull_begins(machine_id, pull);
         }
         Ok(())
     }
 
-    fn pull_begins(&mut self, here: MachineId, Pull { request, tokens }: Pull) {
-        let settings = self.servers[here].machine.calls.settings();
+    fn pull_begins(&mut self, machine_id: MachineId, Pull { request, tokens }: Pull) {
+        let settings = self.servers[machine_id].machine.calls.settings();
         let block = u64::from(settings.block_tokens) * u64::from(settings.token_weight);
         let whole = u128::from(settings.layer_bytes) * u128::from(settings.layers);
         let bytes = (whole * u128::from(tokens)).div_ceil(u128::from(block));
@@ -69,31 +69,31 @@ impl Simulation {
         let (Some(handoffs), Some(network)) = (&mut self.handoffs, &mut self.network) else {
             return;
         };
-        let way = (handoffs.from[&request], here);
+        let way = (handoffs.from[&request], machine_id);
         // An empty pull has no transmission.
         let end = if bytes == 0 {
             self.now
         } else {
             let times = network.transmit(way, bytes, self.now, layers);
-            self.timeline.span(here, Track::Peers, times, bytes);
+            self.timeline.span(machine_id, Track::Peers, times, bytes);
             times.1
         };
         handoffs.pulls.insert(self.next_fetch, request);
-        self.announce_fetch(here, end);
+        self.announce_fetch(machine_id, end);
     }
 
     /// End a pull. Returns false if the transmission is not a pull.
-    pub(super) fn pull_ends(&mut self, here: MachineId, number: u64) -> Result<bool> {
+    pub(super) fn pull_ends(&mut self, machine_id: MachineId, number: u64) -> Result<bool> {
         let Some(handoffs) = &mut self.handoffs else { return Ok(false) };
         let Some(request) = handoffs.pulls.remove(&number) else { return Ok(false) };
         let from = handoffs.from.remove(&request);
-        if let Some(engine) = self.servers[here].engine.relay() {
+        if let Some(engine) = self.servers[machine_id].engine.relay() {
             engine.pulled(request, self.now);
         }
         if let Some(from) = from {
-            let giver = &mut self.servers[from];
-            if let Some(engine) = giver.engine.relay() {
-                engine.let_go(request, &mut giver.machine, self.now)?;
+            let source = &mut self.servers[from];
+            if let Some(engine) = source.engine.relay() {
+                engine.release_handed_over(request, &mut source.machine, self.now)?;
             }
             self.follow(from)?;
         }

@@ -26,18 +26,18 @@ impl Simulation {
             )));
         }
         let candidates = self.candidates(&request)?;
-        let here = self.router.route(&request, &candidates);
+        let chosen = self.router.route(&request, &candidates);
         let mut work = Work { tokens: request.input, compute: 0 };
         let mut decision = None;
         if let (Some(count), Some(backlog)) = (self.decisions, &self.backlog) {
             let choices = self.choices(&request, backlog)?;
-            work.compute = choices[here].cost.saturating_sub(backlog.of(here).compute);
-            decision = Some(Decision::new((request.id, self.now), here, choices, count));
+            work.compute = choices[chosen].cost.saturating_sub(backlog.of(chosen).compute);
+            decision = Some(Decision::new((request.id, self.now), chosen, choices, count));
         }
         if let Some(backlog) = &mut self.backlog {
-            backlog.sent(request.id, here, work);
+            backlog.sent(request.id, chosen, work);
         }
-        let Server { machine, engine, .. } = &mut self.servers[here];
+        let Server { machine, engine, .. } = &mut self.servers[chosen];
         if self.prefetches {
             let weight = u64::from(machine.calls.settings().token_weight);
             let keep = machine.find(&request.tokens, request.keep(self.keep, weight), self.now)?;
@@ -46,7 +46,7 @@ impl Simulation {
             machine.take(self.now)?;
         }
         engine.push(request, self.now);
-        self.follow(here)?;
+        self.follow(chosen)?;
         Ok(decision)
     }
 

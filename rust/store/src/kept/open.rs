@@ -332,7 +332,7 @@ fn restore(at: &Place<'_>, lock: &File, before: Before, mapped: Option<u64>) {
 impl KeptFile {
     /// Make a new or cold file before its first block is written. Its old bytes are lost. No effect
     /// on a file with usable blocks or already made.
-    pub(super) fn make(&self) -> Result<()> {
+    pub(super) fn initialize(&self) -> Result<()> {
         let mut waiting = lock(&self.before);
         let (Some(before), Some(file)) = (*waiting, &self.lock) else { return Ok(()) };
         make_private(&Place::of(&self.path)?, file)?;
@@ -361,7 +361,7 @@ impl KeptFile {
     }
 
     /// Whether the table still has the bytes of a different file.
-    pub(super) fn unmade(&self) -> bool {
+    pub(super) fn uninitialized(&self) -> bool {
         lock(&self.before).is_some()
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use kvtrie_core::Record;
 
 use super::entry::{self, SEALED, USAGE, split};
-use super::{KeptFile, UNPROVED};
+use super::{KeptFile, UNVERIFIED};
 use crate::claim::lock;
 use crate::error::Result;
 use crate::rows::{StoredBlock, UsedBlock, order};
@@ -18,10 +18,10 @@ use crate::rows::{StoredBlock, UsedBlock, order};
 const FEW: u32 = 10_000;
 
 impl KeptFile {
-    /// All blocks sealed by an earlier process, unproved.
+    /// All blocks sealed by an earlier process, unverified.
     #[must_use]
     pub fn rows(&self, wall_now: u64) -> Vec<StoredBlock> {
-        if self.unmade() {
+        if self.uninitialized() {
             return Vec::new();
         }
         let slots = self.settings.blocks;
@@ -55,7 +55,7 @@ impl KeptFile {
             return None;
         }
         let Some(found) = self.entry(slot, word_now) else {
-            if self.trust[slot as usize].load(Ordering::Relaxed) == UNPROVED {
+            if self.trust[slot as usize].load(Ordering::Relaxed) == UNVERIFIED {
                 drop(self.discard(slot, word_now, None, "entry"));
             }
             return None;
@@ -77,7 +77,7 @@ impl KeptFile {
     /// [`crate::Error::ReadOnly`], or an invalid slot.
     pub fn note_uses(&self, used: &[UsedBlock<'_>], wall_now: u64) -> Result<usize> {
         self.writable()?;
-        if self.unmade() {
+        if self.uninitialized() {
             return Ok(0);
         }
         let mut noted = 0;

@@ -50,15 +50,15 @@ impl Manager {
         block: BlockId,
         leaving: &Leaving,
     ) -> Option<Layers> {
-        let here = self.residency(tier, block);
+        let residency = self.residency(tier, block);
         // Arriving or unreadable layers do not join with leaving layers.
         if leaving.is_empty()
-            || !matches!(here.state, ResidencyState::Absent | ResidencyState::Resident)
+            || !matches!(residency.state, ResidencyState::Absent | ResidencyState::Resident)
         {
             return None;
         }
         let join = |have: Layers, (_, leaves): &(MoveId, Leaves)| have.join(leaves.held);
-        leaving.iter().try_fold(here.have, join)
+        leaving.iter().try_fold(residency.have, join)
     }
 
     /// The slot of a leaving layer.
@@ -94,7 +94,7 @@ impl Manager {
             self.blocks.withhold(0, leaves.slot, false);
             self.blocks.undrain(0, leaves.slot);
             let flight = self.moves.get_mut(id).expect("in flight");
-            (flight.from, flight.leaves) = (End::Here, None);
+            (flight.from, flight.leaves) = (End::Resident, None);
             self.make_resident(block, leaves);
         }
     }

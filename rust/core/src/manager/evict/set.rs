@@ -126,7 +126,7 @@ pub(crate) struct EvictionSet {
     /// Entries linked or unlinked for single blocks. Always refreshed.
     touched: Vec<(TierId, BlockId)>,
     /// Entries linked or unlinked for tails. Correct without a refresh if only tails are evicted.
-    settled: Vec<(TierId, BlockId)>,
+    tail_entries: Vec<(TierId, BlockId)>,
     /// Copies that must stay: end of the range by tier and first block.
     guarded: BTreeMap<(TierId, BlockId), BlockId>,
     /// Blocks with copies waiting for room on a lower tier: they must not be dropped until then.
@@ -153,7 +153,7 @@ impl EvictionSet {
             preview,
             dropping,
             touched,
-            settled,
+            tail_entries,
             guarded,
             moving,
             cause,
@@ -169,7 +169,7 @@ impl EvictionSet {
         points.clear();
         coming.clear();
         touched.clear();
-        settled.clear();
+        tail_entries.clear();
         guarded.clear();
         moving.clear();
         (*latest_tail, *preview, *dropping, *cause) = Default::default();
@@ -361,7 +361,7 @@ impl Manager {
             }
             slots = self.short(set, tier, goal);
             if tail {
-                set.settled.push((tier, entry.id));
+                set.tail_entries.push((tier, entry.id));
                 // With clean copies first, the parent must be compared with all entries.
                 let more = slots > 0 && !passed.passes();
                 next = self.expose(set, tier, more, now).map(|entry| (entry, false));
@@ -420,7 +420,7 @@ impl Manager {
     /// Refreshes all entries moved by a set.
     pub(crate) fn relink_set(&mut self, set: &EvictionSet) {
         self.refresh_touched(set);
-        for &(tier, block) in &set.settled {
+        for &(tier, block) in &set.tail_entries {
             self.refresh_on(tier, block);
         }
     }

@@ -154,13 +154,13 @@ impl Manager {
         // Nothing to write, or dirty layers on both sides of clean layers.
         let dirty = dirty.filter(|dirty| !dirty.is_empty())?;
         self.forget_bad_copies(block);
-        let there = self.residency(below, block);
+        let residency = self.residency(below, block);
         // A range with a gap cannot be kept below.
         let joined = self.expected(below, block).join(dirty);
         let joins = joined
             .is_some_and(|joined| self.saves_compute(joined, |other| self.expected(other, block)));
         let worth = self.worth_writing(tier, block) && self.refused.may_write(block, below);
-        let takes = there.state != ResidencyState::Bad && !self.stuck(below, block);
+        let takes = residency.state != ResidencyState::Bad && !self.stuck(below, block);
         (takes && joins && worth).then_some(dirty)
     }
 
@@ -212,7 +212,7 @@ impl Manager {
             Some(private) => layers.iter().map(|l| self.private_slot(private, l)).collect(),
             None => layers.iter().map(|layer| self.slot_of(tier, block, layer)).collect(),
         };
-        let end = source.map_or(End::Here, End::PrivateSlot);
+        let end = source.map_or(End::Resident, End::PrivateSlot);
         let slot = |at: u16| slots[if each { usize::from(at - dirty.lo) } else { 0 }];
         let source = |at| Endpoint { place: tier.into(), slot: slot(at), end };
         self.store(tier, block, dirty, now, source);

@@ -95,7 +95,7 @@ impl Manager {
                 (answer, HintCode::Full, reason)
             }
         };
-        HintReply { answer, blocks: made, left, code, reason }
+        HintReply { answer, blocks: made, not_applied: left, code, reason }
     }
 
     /// The scope's key and the content key of each block of a hint's path.

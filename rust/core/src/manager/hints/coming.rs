@@ -72,7 +72,7 @@ impl Load {
 
 /// The waiting loads.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Coming {
+pub(crate) struct WaitingLoads {
     loads: BTreeMap<LoadKey, Load>,
     /// Index by end time, with the duration of each load.
     order: BTreeMap<(Nanos, LoadKey), Nanos>,
@@ -82,7 +82,7 @@ pub(crate) struct Coming {
     looks: BTreeSet<(Nanos, LoadKey)>,
 }
 
-impl Coming {
+impl WaitingLoads {
     /// Adds a load. Replaces a load of the same blocks.
     pub(crate) fn put(&mut self, key: LoadKey, load: Load) {
         self.take(&key);
@@ -165,8 +165,8 @@ impl Coming {
             LoadKey::Tokens(_) => true,
         };
         let wrong = self.loads.iter().filter(|(key, load)| {
-            let here = (load.by(), (*key).clone());
-            !alive(key) || self.order.get(&here) != Some(&load.takes)
+            let key_in_order = (load.by(), (*key).clone());
+            !alive(key) || self.order.get(&key_in_order) != Some(&load.takes)
         });
         let mut broken: Vec<String> =
             wrong.map(|(key, load)| format!("{load:?} waits for {key:?}")).collect();
@@ -185,7 +185,7 @@ impl Coming {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{Coming, Load, LoadKey};
+    use super::{Load, LoadKey, WaitingLoads};
 
     fn load(deadline: u64, takes: u64) -> Load {
         Load { takes, ..Load::unmeasured(1, deadline, 3, 8) }
@@ -198,7 +198,8 @@ mod tests {
         fn the_first_load_begins_as_late_as_all_allow(
             steps in prop::collection::vec((0_u64..6, 200_u64..2000, 0_u64..80, any::<bool>()), 1..40),
         ) {
-            let (mut coming, mut known) = (Coming::default(), std::collections::BTreeMap::new());
+            let mut coming = WaitingLoads::default();
+            let mut known = std::collections::BTreeMap::new();
             for (id, deadline, takes, removes) in steps {
                 if removes {
                     prop_assert_eq!(coming.remove(&LoadKey::Session(id)).is_some(), known.remove(&id).is_some());

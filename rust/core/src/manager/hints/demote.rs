@@ -51,15 +51,15 @@ impl Manager {
             (0, _) => (Answer::Rejected, HintCode::InUse, staying(left)),
             _ => (Answer::Clipped, HintCode::InUse, staying(left)),
         };
-        HintReply { answer, blocks, left, code, reason }
+        HintReply { answer, blocks, not_applied: left, code, reason }
     }
 
     /// Demotes a block to the next tier, and lists it if its destination is lower.
     fn lower(&mut self, block: BlockId, to: TierId, now: Nanos) -> Descent {
         self.hints.demoting.remove(&block);
         for tier in 0..to {
-            let here = self.residency(tier, block);
-            match here.state {
+            let residency = self.residency(tier, block);
+            match residency.state {
                 ResidencyState::Absent => {}
                 // It leaves once the shared tier has it.
                 ResidencyState::Resident
@@ -91,14 +91,14 @@ impl Manager {
 
     /// Whether a block cannot leave a tier yet, but will later.
     fn underway(&self, tier: TierId, block: BlockId) -> bool {
-        let here = self.residency(tier, block);
+        let residency = self.residency(tier, block);
         let held = tier == 0 && self.node(block).refs > 0;
-        let moves = here.busy > 0 || here.state == ResidencyState::Arriving;
+        let moves = residency.busy > 0 || residency.state == ResidencyState::Arriving;
         let child = self.trie().children(block).any(|child| {
             self.residency(tier, child).state != ResidencyState::Absent
                 && self.hints.demoting.contains_key(&child)
         });
-        here.state != ResidencyState::Bad && !held && (moves || child)
+        residency.state != ResidencyState::Bad && !held && (moves || child)
     }
 
     /// Whether the shared tier below has a block and its resume point.

@@ -76,7 +76,7 @@ impl Manager {
             _ => Answer::Clipped,
         };
         let reason = if left > 0 { format!("{left} blocks stay: {why}") } else { String::new() };
-        HintReply { answer, blocks: fetched, left, code, reason }
+        HintReply { answer, blocks: fetched, not_applied: left, code, reason }
     }
 
     /// Whether too many blocks are already in flight to a tier.
@@ -138,9 +138,9 @@ impl Manager {
             return Fetched::Yes;
         }
         let full = |from: &TierId| {
-            let here = self.residency(*from, block);
-            here.state == ResidencyState::Resident
-                && here.have == all
+            let residency = self.residency(*from, block);
+            residency.state == ResidencyState::Resident
+                && residency.have == all
                 && self.transit(tier, *from).is_none()
         };
         let Some(from) = (tier + 1..self.tiers.len()).find(full) else {
@@ -165,7 +165,7 @@ impl Manager {
             return Fetched::No(HintCode::NoRoom, "there is no room");
         }
         let row = self.blocks.take_slots(tier, self.residency(tier, block).slot, all);
-        self.blocks.alter(tier, block, |here| here.slot = row);
+        self.blocks.alter(tier, block, |residency| residency.slot = row);
         let mut moves = Vec::new();
         for layers in self.pieces(from, tier, None, all) {
             let dst = self.slot_of(tier, block, layers.lo);
@@ -173,8 +173,8 @@ impl Manager {
                 kind: MoveKind::Load,
                 lease: NO_LEASE,
                 block: Some(block),
-                src: Endpoint::here(from, self.slot_of(from, block, layers.lo)),
-                dst: Endpoint::here(tier, dst),
+                src: Endpoint::resident(from, self.slot_of(from, block, layers.lo)),
+                dst: Endpoint::resident(tier, dst),
                 layers,
                 tokens: self.settings.block_tokens,
                 deps: self.blocks.waits(tier, dst),
@@ -191,7 +191,7 @@ impl Manager {
         let path = &path[..self.longest_border(path, self.tiers.len()) as usize];
         let border = path_border(path);
         let needs = self.points.needs(path, border);
-        let (lacking, there): (Vec<_>, Vec<_>) =
+        let (lacking, resident): (Vec<_>, Vec<_>) =
             needs.into_iter().partition(|&part| self.nearest(part) > tier);
         // The slot has unreadable bytes, or a failed move may still write it.
         let free = |&Part { group, block }: &Part| {
@@ -203,7 +203,7 @@ impl Manager {
         let groups = self.points.other_numbers().end;
         let mut slots = vec![0; groups];
         let mut holds: Vec<(Place, BlockId)> = Vec::new();
-        for &part in lacking.iter().chain(&there) {
+        for &part in lacking.iter().chain(&resident) {
             holds.push((Place::new(self.nearest(part), part.group), part.block));
         }
         for &(from, block) in &holds {

@@ -61,7 +61,7 @@ impl Manager {
                 return HintReply { code: HintCode::Full, ..rejected(reason) };
             }
             let load = Load::unmeasured(tier, deadline, STEP, JITTER);
-            self.let_wait(key.clone(), Load { strict: true, ..load }, &path, now);
+            self.queue_load(key.clone(), Load { strict: true, ..load }, &path, now);
             if !self.begins(&key, now) {
                 return accepted(path.len() as u64);
             }
@@ -71,7 +71,7 @@ impl Manager {
     }
 
     /// Queues the load of a path until its latest start.
-    pub(super) fn let_wait(&mut self, key: LoadKey, load: Load, path: &[BlockId], now: Nanos) {
+    pub(super) fn queue_load(&mut self, key: LoadKey, load: Load, path: &[BlockId], now: Nanos) {
         let worst = self.block_times(load.tier).into_iter().max().unwrap_or(0);
         let worst = worst.saturating_mul(path.len() as u64);
         let look = Some(load.latest_start(worst)).filter(|&look| look > now);
@@ -80,7 +80,7 @@ impl Manager {
     }
 
     /// Starts the due loads.
-    pub(super) fn bring_expected(&mut self, now: Nanos) {
+    pub(super) fn start_due_loads(&mut self, now: Nanos) {
         while let Some(key) = self.due_load(now) {
             let path = self.load_path(&key);
             let Some(load) = self.sessions.coming.get(&key) else { return };

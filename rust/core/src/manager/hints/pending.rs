@@ -296,8 +296,8 @@ impl PendingHints {
 
     /// The sequences waiting at a block.
     fn anchored(&self, scope: ScopeId, at: Option<BlockId>) -> Vec<Number> {
-        let here = (scope, at, Number::MIN)..=(scope, at, Number::MAX);
-        self.anchors.range(here).map(|&(_, _, number)| number).collect()
+        let range = (scope, at, Number::MIN)..=(scope, at, Number::MAX);
+        self.anchors.range(range).map(|&(_, _, number)| number).collect()
     }
 
     /// Moves a sequence's anchor.

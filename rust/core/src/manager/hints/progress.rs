@@ -44,7 +44,7 @@ impl Manager {
         if tier < self.tiers.last() {
             // Unrelated loads may then occupy the lane for an equal time.
             let load = Load::unmeasured(tier, now.saturating_add(eta), eta / EARLY, 1);
-            self.let_wait(LoadKey::Session(id), load, &path, now);
+            self.queue_load(LoadKey::Session(id), load, &path, now);
         } else {
             self.sessions.coming.remove(&LoadKey::Session(id));
         }
@@ -60,6 +60,6 @@ impl Manager {
                 format!("{left} blocks are wanted by other sessions before"),
             ),
         };
-        HintReply { answer, blocks, left, code, reason }
+        HintReply { answer, blocks, not_applied: left, code, reason }
     }
 }

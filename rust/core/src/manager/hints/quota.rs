@@ -45,7 +45,7 @@ impl Manager {
         HintReply {
             answer: Answer::Accepted,
             blocks: mine.len() as u64,
-            left: 0,
+            not_applied: 0,
             code: HintCode::Accepted,
             reason: String::new(),
         }

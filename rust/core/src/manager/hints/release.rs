@@ -186,5 +186,5 @@ fn reply(released: u64, wanted: u64) -> HintReply {
         0 => (HintCode::Accepted, String::new()),
         _ => (HintCode::InUse, format!("{wanted} blocks are wanted by others")),
     };
-    HintReply { answer, blocks: released, left: wanted, code, reason }
+    HintReply { answer, blocks: released, not_applied: wanted, code, reason }
 }

@@ -369,17 +369,18 @@ impl Reach {
             }
             (0, true) => (Answer::Accepted, HintCode::Accepted),
         };
-        HintReply { answer, blocks, left: clipped + waiting, code, reason: reason.join("; ") }
+        let (not_applied, reason) = (clipped + waiting, reason.join("; "));
+        HintReply { answer, blocks, not_applied, code, reason }
     }
 
     /// The reply if absent blocks cannot be pending.
     fn refuse(self, why: &str) -> HintReply {
         let answer = if self.blocks > 0 { Answer::Clipped } else { Answer::Rejected };
-        let left = self.clipped + self.waiting;
+        let not_applied = self.clipped + self.waiting;
         HintReply {
             answer,
             blocks: self.blocks,
-            left,
+            not_applied,
             code: HintCode::Full,
             reason: why.to_owned(),
         }

@@ -121,7 +121,7 @@ impl Manager {
         let (block, above) = (change.block, self.trie().parent(change.block));
         let above = above.map(|parent| self.name(parent));
         let name = self.keys.get(block).unwrap_or_else(|| {
-            let name = self.name_behind(block, above);
+            let name = self.name_under(block, above);
             self.keys.put(block, self.trie().depth(block), name);
             name
         });
@@ -176,7 +176,7 @@ impl Manager {
             BlockEventKind::Removed => (before, after),
         };
         let whole = more == self.layers_of(group, more);
-        let mut parts = behind(more, less).peekable();
+        let mut parts = layers_outside(more, less).peekable();
         while let Some(layers) = parts.next() {
             // A present copy has a block in the trie.
             let (tokens, owner) = match kind {
@@ -260,7 +260,7 @@ fn net(changes: &mut [NamedChange]) -> Vec<usize> {
 }
 
 /// The layers of `these` missing in `others`: below them and above them.
-fn behind(these: Layers, others: Layers) -> impl Iterator<Item = Layers> {
+fn layers_outside(these: Layers, others: Layers) -> impl Iterator<Item = Layers> {
     let parts = if others.is_empty() {
         [these, Layers::NONE]
     } else {

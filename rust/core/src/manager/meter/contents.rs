@@ -37,16 +37,16 @@ impl Manager {
         let Some(block) = self.trie().resolve(block) else { return Vec::new() };
         let Some(name) = self.keys.get(block) else { return Vec::new() };
         let children = |block, name| {
-            let here = |&child: &BlockId| {
+            let complete = |&child: &BlockId| {
                 self.residency(tier, child).usable() == self.all_layers()
                     && !skip(self.trie().handle(child))
             };
-            self.trie().children(block).filter(here).map(move |child| (child, name))
+            self.trie().children(block).filter(complete).map(move |child| (child, name))
         };
         let (mut open, mut found): (Vec<_>, _) = (children(block, name).collect(), Vec::new());
         while let Some((block, above)) = open.pop() {
             let name = self.keys.get(block);
-            let name = name.unwrap_or_else(|| self.name_behind(block, Some(above)));
+            let name = name.unwrap_or_else(|| self.name_under(block, Some(above)));
             found.extend(self.stored_event(block, name, Some(above), (tier, 0)));
             open.extend(children(block, name));
         }
@@ -109,7 +109,7 @@ impl Iterator for Contents<'_> {
             }
             let (block, above) = self.open.pop()?;
             let name = self.manager.keys.get(block);
-            let name = name.unwrap_or_else(|| self.manager.name_behind(block, above));
+            let name = name.unwrap_or_else(|| self.manager.name_under(block, above));
             self.list(block, name, above);
             let children = self.manager.trie().children(block);
             self.open.extend(children.map(|child| (child, Some(name))));

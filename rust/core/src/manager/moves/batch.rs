@@ -62,8 +62,8 @@ impl Manager {
                 kind,
                 lease,
                 block: Some(block),
-                src: Endpoint::here(src, from),
-                dst: Endpoint::here(dst, grant.slot),
+                src: Endpoint::resident(src, from),
+                dst: Endpoint::resident(dst, grant.slot),
                 layers: all,
                 tokens: self.settings.block_tokens,
                 deps: waits.into_iter().collect(),
@@ -121,7 +121,7 @@ impl Manager {
     fn move_class(&self, id: MoveId) -> Option<(MoveClass, BlockId)> {
         // Partial, failed, depended-on or leaving moves end individually.
         let known = self.moves.get(id)?;
-        let plain = (known.from, known.to) == (End::Here, End::Here)
+        let plain = (known.from, known.to) == (End::Resident, End::Resident)
             && known.layers == self.all_layers()
             && known.landed == 0
             && !known.failed

@@ -209,10 +209,10 @@ impl Manager {
         }
         let lo = known.layers.lo;
         let layers = Layers::new(lo + known.landed, lo + done);
-        let (dst, here) = (known.dst, known.lands_on());
+        let (dst, lands_on) = (known.dst, known.lands_on());
         self.moves.get_mut(id).expect("seen").landed = done;
         // The block was removed after its lease had ended.
-        let Some(block) = here.and_then(|handle| self.trie().resolve(handle)) else {
+        let Some(block) = lands_on.and_then(|handle| self.trie().resolve(handle)) else {
             return;
         };
         let mut have = self.residency(dst, block).have;
@@ -231,7 +231,7 @@ impl Manager {
             let Some(at) = next else { break };
             have = have.join(arrival.landed.swap_remove(at)).expect("adjacent");
         }
-        self.blocks.alter(dst, block, |here| here.have = have);
+        self.blocks.alter(dst, block, |residency| residency.have = have);
     }
 
     /// Ends a move after its success on all ranks.
@@ -254,16 +254,16 @@ impl Manager {
         }
         for at in known.ends() {
             match (at.end, block) {
-                (End::Here, Some(block)) => {
+                (End::Resident, Some(block)) => {
                     self.blocks.end_use(at.place, block, known.id);
                     self.refresh_part(at.place, block);
                 }
                 (End::PrivateSlot(private), _) => self.unbusy_private(private),
                 (End::Open, _) => self.blocks.end_touch(at.place, at.slot, known.id),
-                (End::Here | End::Leaving, _) => self.blocks.end_drain(at.place.tier, known.id),
+                (End::Resident | End::Leaving, _) => self.blocks.end_drain(at.place.tier, known.id),
             }
         }
-        if let (End::Here, Some(block)) = (known.to, block)
+        if let (End::Resident, Some(block)) = (known.to, block)
             && let Some(arrival) = self.arrival_mut(known.target(), block)
         {
             arrival.moves.retain(|id| *id != known.id);
@@ -298,28 +298,28 @@ impl Manager {
         let place = place.into();
         let tier = place.tier;
         let arrival = self.blocks.take_arrival(place, block).expect("arriving");
-        let here = self.residency(place, block);
-        let mut have = if arrival.failed { here.have } else { arrival.target };
+        let residency = self.residency(place, block);
+        let mut have = if arrival.failed { residency.have } else { arrival.target };
         if arrival.failed && tier == 0 && self.one_slot(have) {
             // Every lease computes the block elsewhere, so a slot without its last layers is
             // useless here.
             self.count_loss(tier, block, Cause::Failed, now);
             have = Layers::NONE;
         }
-        if here.slot != NO_SLOT && have.is_empty() {
-            self.blocks.give_slots(place, here.slot, arrival.target, true);
+        if residency.slot != NO_SLOT && have.is_empty() {
+            self.blocks.give_slots(place, residency.slot, arrival.target, true);
         // The unlanded layers of a failed arrival return their slots.
-        } else if here.slot != NO_SLOT {
+        } else if residency.slot != NO_SLOT {
             for lost in
                 [Layers::new(arrival.target.lo, have.lo), Layers::new(have.hi, arrival.target.hi)]
             {
-                self.blocks.give_slots(place, here.slot, lost, false);
+                self.blocks.give_slots(place, residency.slot, lost, false);
             }
         }
-        self.blocks.alter(place, block, |here| {
-            (here.have, here.state) = (have, ResidencyState::Resident);
+        self.blocks.alter(place, block, |residency| {
+            (residency.have, residency.state) = (have, ResidencyState::Resident);
             if have.is_empty() {
-                (here.state, here.slot) = (ResidencyState::Absent, NO_SLOT);
+                (residency.state, residency.slot) = (ResidencyState::Absent, NO_SLOT);
             }
         });
         if place.group > 0 {
@@ -341,13 +341,13 @@ impl Manager {
         if self.all_ranks(id) {
             self.end_move(id, now);
         } else if reported.count_ones() == self.settings.ranks {
-            self.give_up_source(id);
+            self.release_hung_source(id);
         }
     }
 
     /// Makes the slot of a hung failed store writable for its holder. The store may never end, and
     /// its result is unused.
-    fn give_up_source(&mut self, id: MoveId) {
+    fn release_hung_source(&mut self, id: MoveId) {
         let known = &self.moves[id];
         match (known.leaves, known.from) {
             (Some(Leaves { tier, slot, .. }), _) => {
@@ -358,7 +358,7 @@ impl Manager {
             (None, End::Leaving) if known.src == 0 => self.blocks.end_drain(0, id),
             _ => return,
         }
-        self.moves.let_go(id);
+        self.moves.release_waiters(id);
     }
 
     /// Ends a failed move on every rank.

@@ -38,12 +38,12 @@ impl Manager {
         if !matches!(dst.end, End::PrivateSlot(_)) {
             deps = self.blocks.waits(dst.place, dst.slot);
         }
-        if let (End::Here, Some(block)) = (src.end, block) {
+        if let (End::Resident, Some(block)) = (src.end, block) {
             deps.extend(self.bringing(src.place, block, layers));
         }
-        let arrives = block.filter(|_| dst.end == End::Here);
+        let arrives = block.filter(|_| dst.end == End::Resident);
         if let Some(block) = arrives {
-            self.blocks.alter(dst.place, block, |here| here.slot = dst.slot);
+            self.blocks.alter(dst.place, block, |residency| residency.slot = dst.slot);
         }
         let id = self.add_move(NewMove { kind, lease, block, src, dst, layers, tokens, deps }, now);
         if let Some(block) = arrives {
@@ -62,8 +62,8 @@ impl Manager {
         now: Nanos,
     ) -> MoveId {
         let (block, into) = (order.block.expect("a block"), Place::new(to, from.group));
-        let src = Endpoint::here(from, self.residency(from, block).slot);
-        let dst = Endpoint::here(into, self.blocks.take_slot(into).slot);
+        let src = Endpoint::resident(from, self.residency(from, block).slot);
+        let dst = Endpoint::resident(into, self.blocks.take_slot(into).slot);
         self.copy_slot(order, src, dst, now)
     }
 

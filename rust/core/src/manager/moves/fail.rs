@@ -79,7 +79,7 @@ impl Manager {
     fn failed_move(&mut self, failed: &FailedMove) {
         let (known, failure) = &**failed;
         let block = known.block.and_then(|handle| self.trie().resolve(handle));
-        if let (End::Here, Some(block)) = (known.to, block) {
+        if let (End::Resident, Some(block)) = (known.to, block) {
             self.fail_arrival(known.target(), block);
         }
         match (known.kind, block) {
@@ -133,7 +133,7 @@ impl Manager {
         let open = self.leases[&id].groups[0].written.slots();
         let sources: Vec<_> = open.filter_map(OpenSlot::private).collect();
         for source in sources {
-            if let Some(ahead) = self.no_longer_ahead(source) {
+            if let Some(ahead) = self.remove_ahead(source) {
                 self.consequences.push(Consequence::GiveBack(ahead));
             }
         }
@@ -165,9 +165,9 @@ impl Manager {
         };
         let Some(arrival) = self.arrival_mut(tier, block) else { return };
         arrival.landed.retain(|part| part.meet(landed).is_empty());
-        self.blocks.alter(tier, block, |here| {
+        self.blocks.alter(tier, block, |residency| {
             // No further layers of the range have landed, so these layers are at an end.
-            here.have = here.have.without(landed).expect("landed layers are at an end");
+            residency.have = residency.have.without(landed).expect("landed layers are at an end");
         });
         self.residency_changed(tier, block);
     }
@@ -175,9 +175,11 @@ impl Manager {
     /// Marks an unreadable source as bad: no request uses it until its eviction.
     fn load_failed(&mut self, known: &InFlightMove, block: BlockId) {
         let Place { tier, group } = known.source();
-        let here = self.residency(known.source(), block);
-        if known.from == End::Here && tier > 0 && here.state == ResidencyState::Resident {
-            self.blocks.alter(known.source(), block, |here| here.state = ResidencyState::Bad);
+        let residency = self.residency(known.source(), block);
+        if known.from == End::Resident && tier > 0 && residency.state == ResidencyState::Resident {
+            self.blocks.alter(known.source(), block, |residency| {
+                residency.state = ResidencyState::Bad;
+            });
             self.refresh_part(known.source(), block);
             if group > 0 {
                 self.drop_points_of(tier, Part { group, block });
@@ -194,7 +196,7 @@ impl Manager {
         if group > 0 {
             self.drop_points_of(tier, Part { group, block });
             if tier == 0 {
-                self.lose_window(Part { group, block });
+                self.end_lease_holds(Part { group, block });
             }
         }
     }
@@ -210,7 +212,7 @@ impl Manager {
         // resident or arriving in a different slot cannot return.
         let from = if self.can_return(tier, block, held) {
             self.make_resident(block, Leaves { tier, slot, held });
-            End::Here
+            End::Resident
         } else {
             let slot = self.blocks.adopt(tier, slot, held.lo);
             let private = self.private_slots.add(tier, slot, held);
@@ -224,15 +226,15 @@ impl Manager {
 
     /// Whether leaving layers form a single range with the resident layers.
     fn can_return(&self, tier: TierId, block: BlockId, layers: Layers) -> bool {
-        let here = self.residency(tier, block);
-        match here.state {
+        let residency = self.residency(tier, block);
+        match residency.state {
             ResidencyState::Absent => {
                 !self.tiers[tier].spec.layer_slots || tier > 0 || layers.lo == 0
             }
             ResidencyState::Resident => {
                 self.tiers[tier].spec.layer_slots
-                    && here.have.meet(layers).is_empty()
-                    && here.have.join(layers).is_some()
+                    && residency.have.meet(layers).is_empty()
+                    && residency.have.join(layers).is_some()
             }
             ResidencyState::Arriving | ResidencyState::Bad => false,
         }
@@ -274,7 +276,7 @@ impl Manager {
         let writes = match known.to {
             End::PrivateSlot(private) => self.leases[&id].keeps(private),
             End::Open => true,
-            End::Here | End::Leaving => false,
+            End::Resident | End::Leaving => false,
         };
         if !writes {
             self.awaits.remove(id, known.id);

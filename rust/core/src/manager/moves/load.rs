@@ -162,7 +162,7 @@ impl Manager {
                 tokens: self.settings.block_tokens,
                 deps,
             };
-            let mut src = Endpoint::here(from, self.slot_of(from, block, piece.lo));
+            let mut src = Endpoint::resident(from, self.slot_of(from, block, piece.lo));
             let mut deps = self.bringing(from, block, piece);
             let dst = target(self, piece.lo);
             let mut hop = None;

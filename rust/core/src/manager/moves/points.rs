@@ -30,15 +30,15 @@ impl Manager {
             return;
         }
         let block = path[border as usize - 1];
-        let there = self.points.has_on(tier, block);
-        if !there && !self.can_resume(tier, path, border) {
+        let stored = self.points.has_on(tier, block);
+        if !stored && !self.can_resume(tier, path, border) {
             return;
         }
         let stay = if self.take_named(block) { Stay::Always } else { stay };
         let points = &mut self.points;
         if let Some(known) = points.get_mut(block) {
             known.stay = known.stay.max(stay);
-            if !there {
+            if !stored {
                 self.hold_point(tier, path, border);
             }
             return;
@@ -80,15 +80,15 @@ impl Manager {
     /// Copies all resume points of a tier to the next tier, the youngest first. For points already
     /// below, copies their blocks missing there.
     pub(in crate::manager) fn flush_points(&mut self, tier: TierId, now: Nanos) {
-        let there = |manager: &Self, block| {
+        let stored = |manager: &Self, block| {
             (tier..manager.tiers.len()).any(|at| manager.points.has_on(at, block))
         };
         let points = self.points.all().map(|(block, _)| block);
-        let mut points: Vec<BlockId> = points.filter(|&block| there(self, block)).collect();
+        let mut points: Vec<BlockId> = points.filter(|&block| stored(self, block)).collect();
         points.sort_by_key(|&block| (Reverse(self.node(block).access), block));
         for block in points {
             // Room for a younger point may have ended it.
-            if there(self, block) {
+            if stored(self, block) {
                 self.copy_point(tier, block, now);
             }
         }
@@ -153,7 +153,7 @@ impl Manager {
     }
 
     /// Ends the holds of all leases on a block of the first tier after its move failed.
-    pub(in crate::manager) fn lose_window(&mut self, Part { group, block }: Part) {
+    pub(in crate::manager) fn end_lease_holds(&mut self, Part { group, block }: Part) {
         let place = self.trie().depth(block);
         let mut lost = 0;
         for lease in self.leases.values_mut() {

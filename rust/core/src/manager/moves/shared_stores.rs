@@ -178,13 +178,13 @@ impl Manager {
     pub(crate) fn audit_shared_stores(&self, broken: &mut Vec<String>) {
         for store in self.shared_stores.iter() {
             let SharedStore { tier, block, point, .. } = *store;
-            let there = self.trie().alive(block)
+            let storable = self.trie().alive(block)
                 && if point {
                     self.points.has_on(tier, block)
                 } else {
                     self.residency(tier, block).state != ResidencyState::Absent
                 };
-            if !there || !self.tiers.writes_shared(tier) {
+            if !storable || !self.tiers.writes_shared(tier) {
                 broken.push(format!("block {block} waits on tier {tier} and is not there"));
             }
         }

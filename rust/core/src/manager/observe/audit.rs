@@ -76,8 +76,8 @@ impl Manager {
             // A window or a state may still be arriving.
             let mut held = self.blocks.groups_arrive(block);
             for tier in 0..self.tiers.len() {
-                let here = self.residency(tier, block);
-                held |= here.state != ResidencyState::Absent;
+                let residency = self.residency(tier, block);
+                held |= residency.state != ResidencyState::Absent;
                 self.audit_residency(tier, block, broken);
             }
             let used = self.node(block).refs > 0 || self.trie().children(block).next().is_some();
@@ -87,8 +87,8 @@ impl Manager {
             // No request reaches the copies after a lost block of a leaf-only scope.
             let idle = |block: BlockId| {
                 (0..self.tiers.len()).any(|tier| {
-                    let here = self.residency(tier, block);
-                    here.state == ResidencyState::Resident && here.busy == 0
+                    let residency = self.residency(tier, block);
+                    residency.state == ResidencyState::Resident && residency.busy == 0
                 })
             };
             if self.is_lost(block) && self.subtree(block)[1..].iter().any(|&after| idle(after)) {
@@ -110,41 +110,42 @@ impl Manager {
 
     /// Checks that a residency's state agrees with its slot, layers, moves and arrival.
     fn audit_residency(&self, tier: TierId, block: BlockId, broken: &mut Vec<String>) {
-        let here = self.residency(tier, block);
+        let residency = self.residency(tier, block);
         let name = self.tiers[tier].spec.kind.name();
         let arrival = self.arrival(tier, block);
         let mut say = |what: String| broken.push(format!("block {block} on '{name}' {what}"));
-        match here.state {
+        match residency.state {
             ResidencyState::Absent
-                if here.slot != NO_SLOT || !here.have.is_empty() || here.busy > 0 =>
+                if residency.slot != NO_SLOT || !residency.have.is_empty() || residency.busy > 0 =>
             {
-                say(format!("is absent with slot {}, layers {}", here.slot, here.have));
+                say(format!("is absent with slot {}, layers {}", residency.slot, residency.have));
             }
             ResidencyState::Resident | ResidencyState::Bad
-                if here.have.is_empty() || arrival.is_some() =>
+                if residency.have.is_empty() || arrival.is_some() =>
             {
-                say(format!("is settled with layers {}", here.have));
+                say(format!("is settled with layers {}", residency.have));
             }
             ResidencyState::Arriving if arrival.is_none() => {
                 say("arrives without a move".to_owned());
             }
             _ => {}
         }
-        if here.have.hi > self.settings.layers {
-            say(format!("has layers {} of {}", here.have, self.settings.layers));
+        if residency.have.hi > self.settings.layers {
+            say(format!("has layers {} of {}", residency.have, self.settings.layers));
         }
         let top = tier == 0 && self.tiers.len() > 1;
-        if top && !here.have.is_empty() && here.have.lo != 0 {
-            say(format!("is on the first tier with layers {}", here.have));
+        if top && !residency.have.is_empty() && residency.have.lo != 0 {
+            say(format!("is on the first tier with layers {}", residency.have));
         }
         if let Some(arrival) = arrival
-            && (!arrival.target.covers(here.have) || here.state != ResidencyState::Arriving)
+            && (!arrival.target.covers(residency.have)
+                || residency.state != ResidencyState::Arriving)
         {
-            say(format!("expects {} and has {}", arrival.target, here.have));
+            say(format!("expects {} and has {}", arrival.target, residency.have));
         }
-        if self.tiers[tier].spec.layer_slots && here.slot != NO_SLOT {
-            let held = arrival.map_or(here.have, |arrival| arrival.target);
-            let row = self.blocks.space(tier).row(here.slot);
+        if self.tiers[tier].spec.layer_slots && residency.slot != NO_SLOT {
+            let held = arrival.map_or(residency.have, |arrival| arrival.target);
+            let row = self.blocks.space(tier).row(residency.slot);
             for (layer, &slot) in (0..).zip(row) {
                 if (slot != NO_SLOT) != held.contains(layer) {
                     say(format!("has layers {held} and slot {slot} for layer {layer}"));
@@ -216,7 +217,7 @@ impl Manager {
             for at in known.ends() {
                 match (at.end, block) {
                     // Moves of later groups are counted with their holds.
-                    (End::Here, Some(block)) if at.place.group == 0 => {
+                    (End::Resident, Some(block)) if at.place.group == 0 => {
                         *busy.entry((at.place.tier, block)).or_default() += 1;
                     }
                     (End::PrivateSlot(private), _) => {

@@ -1,8 +1,8 @@
 //! Misses: the reasons for computing the tokens of a prompt.
 //!
-//! A prompt parts from the cached sequences at a token. Every new chat parts from the shared system
-//! prompt, so a parting alone says nothing: a cached branch explains a miss if the rest of the
-//! prompt recurs in it. [`Manager::miss`] copies the branches under the manager's lock, and
+//! A prompt diverges from the cached sequences at a token. Every new chat diverges from the shared
+//! system prompt, so a divergence alone says nothing: a cached branch explains a miss if the rest of
+//! the prompt recurs in it. [`Manager::miss`] copies the branches under the manager's lock, and
 //! [`OpenMiss::close`] compares them without it.
 //!
 //! ```text
@@ -10,7 +10,7 @@
 //!         0            matched               known                                      full  end
 //! with several groups, the tokens from the last border where all groups resume to the end of the
 //! cached blocks have no resume point
-//! rest: diverged if 0.3 of the tokens after the parting recur in a single branch, else new
+//! rest: diverged if 0.3 of the tokens after the divergence recur in a single branch, else new
 //! ```
 //!
 //! Invariant: nothing changes, and no blocks or sessions of a different tenant are read. Cost: a
@@ -42,7 +42,7 @@ const MOST_SCOPES: usize = 64;
 /// Maximum number of tokens reported per branch.
 const SHOWN: usize = 64;
 
-/// Minimum share of the tokens after the parting, in tenths, for a branch to explain a miss.
+/// Minimum share of the tokens after the divergence, in tenths, for a branch to explain a miss.
 const TENTHS: usize = 3;
 
 /// Question: a prompt with its scope and session.
@@ -99,15 +99,15 @@ impl MissCause {
 /// Cached branch left by a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissBranch {
-    /// Its tokens from the parting on, at most 64.
+    /// Its tokens from the divergence on, at most 64.
     pub tokens: Vec<Token>,
-    /// Number of tokens cached after the parting, at most 128 Ki.
+    /// Number of tokens cached after the divergence, at most 128 Ki.
     pub cached: usize,
     /// Nanoseconds since the last use of its first block.
     pub idle: Nanos,
     /// The session that ends with it.
     pub session: Option<String>,
-    /// Number of tokens of the prompt after the parting that recur in it.
+    /// Number of tokens of the prompt after the divergence that recur in it.
     pub recurring: usize,
 }
 
@@ -119,11 +119,11 @@ pub struct Miss {
     /// Number of tokens found, by tier.
     pub found: Vec<usize>,
     /// Index of the first token different from the cached branches.
-    pub parted_at: Option<usize>,
+    pub diverged_at: Option<usize>,
     /// Content key of the last block shared by the prompt and the branches. `None` at a first
     /// block.
-    pub parting: Option<BlockKey>,
-    /// The branches at the parting.
+    pub divergence: Option<BlockKey>,
+    /// The branches at the divergence.
     pub branches: Vec<MissBranch>,
     /// Number of formerly cached tokens after the match.
     pub evicted: usize,
@@ -141,9 +141,9 @@ pub struct Miss {
 #[derive(Clone, Debug)]
 pub struct OpenMiss {
     miss: Miss,
-    /// The prompt from the parting on.
+    /// The prompt from the divergence on.
     rest: Vec<Token>,
-    /// Each branch from the parting on.
+    /// Each branch from the divergence on.
     branches: Vec<Vec<Token>>,
     /// Number of tokens of known blocks.
     known: usize,
@@ -176,8 +176,8 @@ impl Manager {
         let mut miss = Miss {
             tokens: tokens.len(),
             found: vec![0; self.tiers.len()],
-            parted_at: None,
-            parting: None,
+            diverged_at: None,
+            divergence: None,
             branches: Vec::new(),
             evicted: self.once_cached(scope, found, known.last().copied(), rest),
             in_flight: (known.len() - cached) * size,
@@ -189,19 +189,19 @@ impl Manager {
         cause(&mut miss.causes, usable.len() * size, cached * size, MissCause::NoResumePoint);
         cause(&mut miss.causes, cached * size, known_tokens, MissCause::NotStoredYet);
         let first = found.map_or_else(Vec::new, |id| self.candidates(asked, id, &known, rest));
-        let parted = first.iter().map(|&block| self.shared(block, rest)).max();
-        let parted = parted.filter(|&shared| shared < rest.len());
+        let shared_most = first.iter().map(|&block| self.shared(block, rest)).max();
+        let shared_most = shared_most.filter(|&shared| shared < rest.len());
         let mut open =
             OpenMiss { miss, rest: Vec::new(), branches: Vec::new(), known: known_tokens, full };
-        if let Some(shared) = parted {
-            open.miss.parted_at = Some(known_tokens + shared);
-            open.miss.parting = known.last().map(|&block| self.key(block));
+        if let Some(shared) = shared_most {
+            open.miss.diverged_at = Some(known_tokens + shared);
+            open.miss.divergence = known.last().map(|&block| self.key(block));
             if asked.limit > 0 {
                 open.rest = rest[shared..].to_vec();
             }
             for (at, block) in first.into_iter().enumerate() {
                 if at >= asked.limit
-                    && !self.parts_at_digest(rest, self.trie().tokens(block), shared)
+                    && !self.diverges_at_digest(rest, self.trie().tokens(block), shared)
                 {
                     continue;
                 }
@@ -286,9 +286,9 @@ impl Manager {
         let seed = id.map_or_else(|| Whose::seed_of(scope), |id| self.scopes.get(id).seed);
         let mut known = 0;
         for slice in self.trie().slices(seed, last, rest) {
-            let here = self.feed.evicted_blocks(&slice);
-            known += here;
-            if here < slice.places.len() {
+            let evicted = self.feed.evicted_blocks(&slice);
+            known += evicted;
+            if evicted < slice.places.len() {
                 break;
             }
         }
@@ -341,7 +341,7 @@ impl Manager {
                 chosen.push(block);
             }
         }
-        // Without branches the closest branch still gives the parting.
+        // Without branches the closest branch still gives the divergence.
         chosen.truncate(if asked.limit == 0 { 2 } else { asked.limit });
         chosen
     }
@@ -390,7 +390,7 @@ impl Manager {
     }
 
     /// Whether a branch and the rest of a prompt differ by a digest.
-    fn parts_at_digest(&self, rest: &[Token], branch: &[Token], shared: usize) -> bool {
+    fn diverges_at_digest(&self, rest: &[Token], branch: &[Token], shared: usize) -> bool {
         let both = rest.get(shared).zip(branch.get(shared));
         self.scopes.digests.begun()
             && both.is_some_and(|(&ours, &theirs)| ours >= FIRST_DIGEST && theirs >= FIRST_DIGEST)
@@ -399,7 +399,7 @@ impl Manager {
     /// Number of tokens of full blocks shared by a branch and the rest of a prompt, ignoring
     /// digests. 0 unless they part at a digest.
     fn other_digest(&self, rest: &[Token], branch: &[Token], shared: usize) -> usize {
-        if !self.parts_at_digest(rest, branch, shared) {
+        if !self.diverges_at_digest(rest, branch, shared) {
             return 0;
         }
         let alike = |&(&ours, &theirs): &(&Token, &Token)| {

@@ -78,14 +78,14 @@ impl Manager {
             write!(out, " {producers:x?}")?;
         }
         for tier in 0..self.tiers.len() {
-            let here = self.residency(tier, block);
-            if here.state != ResidencyState::Absent {
-                write!(out, " {tier}:{here:?}")?;
+            let residency = self.residency(tier, block);
+            if residency.state != ResidencyState::Absent {
+                write!(out, " {tier}:{residency:?}")?;
                 if let Some(arrival) = self.arrival(tier, block) {
                     write!(out, "{arrival:?}")?;
                 }
                 if self.tiers[tier].spec.layer_slots {
-                    write!(out, "{:?}", self.blocks.space(tier).row(here.slot))?;
+                    write!(out, "{:?}", self.blocks.space(tier).row(residency.slot))?;
                 }
             }
         }

@@ -89,25 +89,25 @@ impl Manager {
             for (group, live) in live.iter_mut().enumerate().skip(1) {
                 let place = Place::new(tier, group);
                 let seen = holds.get(&Part { group, block }).copied().unwrap_or(0);
-                let here = self.residency(place, block);
-                let there = here.state != ResidencyState::Absent;
-                *live += u64::from(there);
+                let residency = self.residency(place, block);
+                let present = residency.state != ResidencyState::Absent;
+                *live += u64::from(present);
                 let (mut reads, mut writes) = (0, 0);
                 for known in self.moves.values().filter(|known| usize::from(known.group) == group) {
                     let this = known.block == Some(self.trie().handle(block));
-                    let written = known.to == End::Here && known.dst == tier;
+                    let written = known.to == End::Resident && known.dst == tier;
                     writes += u16::from(this && written);
                     let reading = self.blocks.readers(place, block).contains(&known.id);
                     reads += u16::from(this && known.src == tier && reading);
                 }
-                let arriving = here.state == ResidencyState::Arriving;
-                let lost = there && !arena.is_live(group, here.slot);
-                let moves = here.busy != reads + writes || (writes == 1) != arriving;
+                let arriving = residency.state == ResidencyState::Arriving;
+                let lost = present && !arena.is_live(group, residency.slot);
+                let moves = residency.busy != reads + writes || (writes == 1) != arriving;
                 let kept = self.blocks.holds(place, block);
-                if seen != kept || lost || moves || (seen > 0 && !there) {
+                if seen != kept || lost || moves || (seen > 0 && !present) {
                     broken.push(format!(
-                        "block {block} is {here:?} in group {group} on tier {tier} with {kept} holds, \
-                         {seen} seen, read by {reads} moves and written by {writes}"
+                        "block {block} is {residency:?} in group {group} on tier {tier} with \
+                         {kept} holds, {seen} seen, read by {reads} moves and written by {writes}"
                     ));
                 }
             }

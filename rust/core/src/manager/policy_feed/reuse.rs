@@ -87,15 +87,15 @@ impl Uses {
     }
 
     /// Number of blocks directly before `last` in this range with an equal last use, within a page.
-    pub(super) fn alike(&self, before: Range<BlockId>, last: BlockId) -> u32 {
+    pub(super) fn same_use_before(&self, before: Range<BlockId>, last: BlockId) -> u32 {
         let page = u32::try_from(PAGE).expect("a small number");
         let first = before.start.max(before.end.saturating_sub(1) / page * page);
         let uses = self.latest.stretch(first, before.end).iter();
         let both = uses.zip(self.classes.stretch(first, before.end));
         let (latest, class) = (self.latest[last], self.classes[last]);
-        let alike =
+        let same =
             |(other, known): (&Use, &u8)| *other == latest && (known ^ class) & !SAMPLED == 0;
-        let number = both.rev().take_while(|&both| alike(both)).count();
+        let number = both.rev().take_while(|&both| same(both)).count();
         u32::try_from(number).expect("at most a page")
     }
 
@@ -428,7 +428,7 @@ mod tests {
             let page = u32::try_from(PAGE).expect("a page");
             let same = |block: &u32| uses.latest[*block] == uses.latest[last];
             let alike = (first..last).rev().take_while(|b| same(b) && b / page == (last - 1) / page);
-            prop_assert_eq!(uses.alike(first..last, last) as usize, alike.count());
+            prop_assert_eq!(uses.same_use_before(first..last, last) as usize, alike.count());
         }
     }
 }

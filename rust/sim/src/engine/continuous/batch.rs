@@ -65,7 +65,7 @@ impl Continuous {
     }
 
     /// Update the requests waiting for a move, after its end or its layer times are known.
-    pub(super) fn came(&mut self, id: MoveId, now: Nanos, tell: impl Fn(&mut Prefill)) {
+    pub(super) fn on_move(&mut self, id: MoveId, now: Nanos, tell: impl Fn(&mut Prefill)) {
         let mut rest = Vec::new();
         for request in self.waiting.remove(&id).unwrap_or_default() {
             let Some(running) = self.running.get_mut(&request) else { continue };
@@ -123,8 +123,8 @@ impl Continuous {
         running.made += 1;
         running.joined = self.decodes.count();
         self.prefills.remove(&id);
-        if running.made < running.request.output && self.relay.gives {
-            self.give(id);
+        if running.made < running.request.output && self.relay.hands_over {
+            self.hand_over(id);
         } else if running.made < running.request.output {
             self.enter_batch(id);
         } else {

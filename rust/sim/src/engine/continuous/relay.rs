@@ -39,9 +39,9 @@ pub struct Pull {
 #[derive(Debug, Default)]
 pub(super) struct Relay {
     /// Whether other machines decode the requests of this engine.
-    pub(super) gives: bool,
+    pub(super) hands_over: bool,
     /// Prefilled requests with blocks still to be pulled.
-    pub(super) given: FxHashMap<u64, Running>,
+    pub(super) handed_over: FxHashMap<u64, Running>,
     handoffs: Vec<Handoff>,
     pulls: Vec<Pull>,
 }
@@ -49,8 +49,8 @@ pub(super) struct Relay {
 impl Continuous {
     /// Hand over requests after their prefill.
     #[must_use]
-    pub fn giving(mut self) -> Self {
-        self.relay.gives = true;
+    pub fn handing_over(mut self) -> Self {
+        self.relay.hands_over = true;
         self
     }
 
@@ -65,12 +65,12 @@ impl Continuous {
     }
 
     /// Hand over a request after its first token. Its blocks stay.
-    pub(super) fn give(&mut self, id: u64) {
+    pub(super) fn hand_over(&mut self, id: u64) {
         self.computing.remove(&id);
         if let Some(running) = self.running.remove(&id) {
             let (request, record) = (running.request.clone(), running.record.clone());
             self.relay.handoffs.push(Handoff { request, record });
-            self.relay.given.insert(id, running);
+            self.relay.handed_over.insert(id, running);
         }
     }
 
@@ -78,8 +78,13 @@ impl Continuous {
     ///
     /// # Errors
     /// As [`kvtrie_core::Manager::release`].
-    pub fn let_go(&mut self, id: u64, machine: &mut Machine, now: Nanos) -> Result<()> {
-        if let Some(running) = self.relay.given.remove(&id) {
+    pub fn release_handed_over(
+        &mut self,
+        id: u64,
+        machine: &mut Machine,
+        now: Nanos,
+    ) -> Result<()> {
+        if let Some(running) = self.relay.handed_over.remove(&id) {
             machine.calls.end(running.prefill.lease, &running.request, now)?;
             machine.take(now)?;
         }
@@ -121,7 +126,7 @@ impl Continuous {
 
     /// End the pull of a request.
     pub fn pulled(&mut self, id: u64, now: Nanos) {
-        self.came(PULL | id, now, |prefill| prefill.ended(&[PULL | id]));
+        self.on_move(PULL | id, now, |prefill| prefill.ended(&[PULL | id]));
         if !self.ready.is_empty() {
             self.interrupt(now);
         }

@@ -22,7 +22,7 @@ pub(super) struct Step {
     spans: Vec<Span>,
     partial: u128,
     /// Arrival times of the chunks' loads by layer. Empty after the last arrival.
-    there: Vec<Nanos>,
+    arrivals: Vec<Nanos>,
     begin: Nanos,
     /// End time of a running step.
     end: Option<Nanos>,
@@ -41,7 +41,7 @@ impl Step {
         (self.budget, self.preempted, self.partial) = (budget, false, 0);
         self.chunks.clear();
         self.spans.clear();
-        self.there.clear();
+        self.arrivals.clear();
     }
 
     /// Add a chunk of a prefill, if any budget is left.
@@ -53,10 +53,10 @@ impl Step {
         self.budget -= tokens;
         self.partial = self.partial.saturating_add(partial);
         self.chunks.push(id);
-        let there = running.prefill.there();
-        if there.iter().any(|&at| at > now) {
-            self.there.resize(there.len(), now);
-            for (all, &at) in self.there.iter_mut().zip(there) {
+        let arrivals = running.prefill.arrivals();
+        if arrivals.iter().any(|&at| at > now) {
+            self.arrivals.resize(arrivals.len(), now);
+            for (all, &at) in self.arrivals.iter_mut().zip(arrivals) {
                 *all = at.max(*all);
             }
         }
@@ -80,8 +80,11 @@ impl Step {
         }
         let parts = cost.step(decodes.batch(), &self.spans).saturating_add(self.partial);
         let (compute, computed) = (nanos(parts), now.saturating_add(nanos(parts)));
-        let end =
-            if self.there.is_empty() { computed } else { pipelined(now, compute, &self.there) };
+        let end = if self.arrivals.is_empty() {
+            computed
+        } else {
+            pipelined(now, compute, &self.arrivals)
+        };
         self.end = Some(end);
         Some((end, end - computed))
     }

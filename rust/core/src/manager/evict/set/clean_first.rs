@@ -95,8 +95,8 @@ impl Manager {
     /// block with a resume point may have children.
     fn put_again(&mut self, set: &mut EvictionSet, tier: TierId, block: BlockId) {
         let layers = self.view(set, tier, block);
-        let there = !layers.is_empty() || self.points.has_on(tier, block);
-        if there && self.tiers[tier].eviction.get(block).is_none() {
+        let resident = !layers.is_empty() || self.points.has_on(tier, block);
+        if resident && self.tiers[tier].eviction.get(block).is_none() {
             let entry = self.entry(tier, block, layers);
             self.put_in(set, tier, entry);
         }

@@ -147,13 +147,13 @@ impl Manager {
             return None;
         }
         let below = tier + 1;
-        let there = self.view(set, below, block);
+        let held_below = self.view(set, below, block);
         // New layers cannot join bad layers, nor slots that a failed move may still write.
         if self.residency(below, block).state == ResidencyState::Bad || self.stuck(below, block) {
             return None;
         }
         // A tier keeps a single range of layers per block.
-        let joined = there.join(dirty)?;
+        let joined = held_below.join(dirty)?;
         // A store of layers useless to requests would push out useful layers.
         if !self.saves_compute(joined, |other| self.usable_view(set, other, block)) {
             return None;
@@ -162,7 +162,8 @@ impl Manager {
         self.take_out(set, below, block);
         // A slot with part of the block has room for the rest.
         let one_slot = !self.tiers[below].spec.layer_slots;
-        let slots = if one_slot && !there.is_empty() { 0 } else { self.tiers.units(below, dirty) };
+        let free_slot = one_slot && !held_below.is_empty();
+        let slots = if free_slot { 0 } else { self.tiers.units(below, dirty) };
         Some(StoreBelow { slots, joined })
     }
 
@@ -205,9 +206,9 @@ impl Manager {
     fn droppable(&self, set: &EvictionSet, block: BlockId, with_children: bool) -> bool {
         let tiers = 0..self.tiers.len();
         let settled = tiers.clone().all(|tier| {
-            let here = self.residency(tier, block);
-            here.busy == 0
-                && here.state != ResidencyState::Arriving
+            let residency = self.residency(tier, block);
+            residency.busy == 0
+                && residency.state != ResidencyState::Arriving
                 && !set.added.contains_key(&(tier, block))
                 && !set.guards(tier, block..block + 1)
         }) && !set.moving.contains(&block)
@@ -285,9 +286,9 @@ impl Manager {
         parent: BlockId,
         bare: bool,
     ) -> Option<Entry> {
-        let here = self.residency(tier, parent);
-        let free = matches!(here.state, ResidencyState::Resident | ResidencyState::Bad)
-            && here.busy == 0
+        let residency = self.residency(tier, parent);
+        let free = matches!(residency.state, ResidencyState::Resident | ResidencyState::Bad)
+            && residency.busy == 0
             && (tier > 0 || self.node(parent).refs == 0)
             && !set.guards(tier, parent..parent + 1)
             && !set.moving.contains(&parent)
@@ -305,6 +306,6 @@ impl Manager {
         let exposed = free
             && self.tiers[tier].eviction.get(parent).is_none()
             && (bare || self.trie().children(parent).all(alone));
-        exposed.then(|| self.entry(tier, parent, here.have))
+        exposed.then(|| self.entry(tier, parent, residency.have))
     }
 }

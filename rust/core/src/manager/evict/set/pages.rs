@@ -172,20 +172,20 @@ impl Manager {
     /// Ends a hold on a part in the set's view. Without holds, its slot leaves.
     pub(super) fn plan_unhold(&mut self, set: &mut EvictionSet, tier: TierId, part: Part) {
         set.planned.push(Planned { tier, part, what: Plan::Unheld });
-        let here = Place::new(tier, part.group);
-        self.blocks.plan_unhold(here, part.block);
-        let slot = self.blocks.plan_leave(here, part.block);
+        let place = Place::new(tier, part.group);
+        self.blocks.plan_unhold(place, part.block);
+        let slot = self.blocks.plan_leave(place, part.block);
         self.part_leaves(set, tier, part, slot);
     }
 
     /// Undoes the planned steps for parts before the set is carried out or abandoned.
     pub(in crate::manager::evict) fn end_planning(&mut self, set: &EvictionSet) {
         for &Planned { tier, part, what } in set.planned.iter().rev() {
-            let here = Place::new(tier, part.group);
+            let place = Place::new(tier, part.group);
             match what {
-                Plan::Leaves => self.blocks.plan_stay(here, part.block),
-                Plan::Unheld => self.blocks.plan_hold(here, part.block),
-                Plan::Held => self.blocks.plan_unhold(here, part.block),
+                Plan::Leaves => self.blocks.plan_stay(place, part.block),
+                Plan::Unheld => self.blocks.plan_hold(place, part.block),
+                Plan::Held => self.blocks.plan_unhold(place, part.block),
             }
         }
     }
@@ -193,15 +193,15 @@ impl Manager {
     /// Whether a tier has or expects a part in the set's view.
     pub(super) fn part_in(&self, set: &EvictionSet, tier: TierId, part: Part) -> bool {
         let view = &set.shared[tier];
-        let here = Place::new(tier, part.group);
+        let place = Place::new(tier, part.group);
         view.brought.contains(&part)
-            || !self.blocks.leaves(here, part.block) && self.blocks.expects(here, part.block)
+            || !self.blocks.leaves(place, part.block) && self.blocks.expects(place, part.block)
     }
 
     /// Whether a part has no slot on a tier in the set's view. Unreadable parts and parts that a
     /// failed move may still write have slots.
     pub(super) fn part_absent(&self, tier: TierId, part: Part) -> bool {
-        let here = Place::new(tier, part.group);
-        self.blocks.leaves(here, part.block) || self.residency(here, part.block).slot == NO_SLOT
+        let place = Place::new(tier, part.group);
+        self.blocks.leaves(place, part.block) || self.residency(place, part.block).slot == NO_SLOT
     }
 }

@@ -31,7 +31,7 @@ pub(super) struct PointVictim {
 #[derive(Debug)]
 pub(crate) struct Copied {
     /// Parts already on the tier before the set is carried out.
-    there: Vec<Part>,
+    resident: Vec<Part>,
     /// Parts stored there for this point. The remaining parts are stored for different points.
     lacking: Vec<Part>,
 }
@@ -90,7 +90,7 @@ impl Manager {
         let path = self.path_to(Some(block));
         let border = u32::try_from(path.len()).expect("fewer than 2^32 blocks");
         let needs = self.points.needs(&path, border).into_iter();
-        let (there, lacking): (Vec<_>, Vec<_>) =
+        let (resident, lacking): (Vec<_>, Vec<_>) =
             needs.partition(|&part| self.part_in(set, below, part));
         // Without a copy of its last block a point ends.
         if self.absent(set, block) || !lacking.iter().all(|&part| self.part_absent(below, part)) {
@@ -101,7 +101,7 @@ impl Manager {
             wanted[part.group] += 1;
         }
         // The parts already below must not make room for the rest.
-        for &part in &there {
+        for &part in &resident {
             self.plan_hold(set, below, part);
         }
         // The point below must not leave for itself.
@@ -110,16 +110,16 @@ impl Manager {
         let fits = self.room(set, below, &wanted, now);
         set.moving.pop();
         if !fits {
-            for &part in &there {
+            for &part in &resident {
                 self.plan_unhold(set, below, part);
             }
             return None;
         }
-        let there = there.into_iter().filter(|part| !set.shared[below].brought.contains(part));
-        let there = there.collect();
+        let brought = &set.shared[below].brought;
+        let resident = resident.into_iter().filter(|part| !brought.contains(part)).collect();
         set.shared[below].brought.extend(&lacking);
         set.coming.extend(lacking.iter().map(|part| part.block).chain([block]));
-        Some(Copied { there, lacking })
+        Some(Copied { resident, lacking })
     }
 
     /// Adds a point that `leaves` a tier or stays, and updates the entries around it.
@@ -181,7 +181,7 @@ impl Manager {
     /// their existing parts below.
     pub(in crate::manager::evict) fn hold_copied(&mut self, set: &EvictionSet) {
         for point in &set.points {
-            for &Part { group, block } in point.copied.iter().flat_map(|copied| &copied.there) {
+            for &Part { group, block } in point.copied.iter().flat_map(|copied| &copied.resident) {
                 self.blocks.hold(Place::new(point.tier + 1, group), [block]);
             }
         }
@@ -217,7 +217,7 @@ impl Manager {
             let store = self.whole(MoveKind::Store, 0, block);
             self.copy_part(store, Place::new(point.tier, group), point.tier + 1, now);
         }
-        for part in point.needs.iter().filter(|part| !copied.there.contains(part)) {
+        for part in point.needs.iter().filter(|part| !copied.resident.contains(part)) {
             self.blocks.hold(Place::new(point.tier + 1, part.group), [part.block]);
         }
     }
@@ -227,10 +227,10 @@ impl Manager {
         let above = set.points.iter().filter(|point| point.tier + 1 == tier);
         for &Part { group, block } in above.flat_map(|point| &point.copied).flat_map(|c| &c.lacking)
         {
-            let here = Place::new(tier, group);
+            let place = Place::new(tier, group);
             // Its slot was freed, and the part is stored again in a new slot.
-            if self.residency(here, block).slot != NO_SLOT {
-                self.blocks.discard(here, block);
+            if self.residency(place, block).slot != NO_SLOT {
+                self.blocks.discard(place, block);
             }
         }
         let wanted = set.shared[tier].wanted();

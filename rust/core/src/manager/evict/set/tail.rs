@@ -45,7 +45,7 @@ impl Manager {
             first = front;
         }
         let mut chosen = tail;
-        if let Some(farthest) = self.alike(tier, front..last, &tail)
+        if let Some(farthest) = self.farthest_same_use(tier, front..last, &tail)
             && self.leave_alike(set, tier, farthest.id..last, fate)
         {
             (first, chosen) = (farthest.id, farthest);
@@ -116,19 +116,24 @@ impl Manager {
 
     /// The farthest of the blocks directly before a chosen block with the same last use, if they
     /// are evicted next.
-    fn alike(&self, tier: TierId, before: Range<BlockId>, chosen: &Entry) -> Option<Entry> {
+    fn farthest_same_use(
+        &self,
+        tier: TierId,
+        before: Range<BlockId>,
+        chosen: &Entry,
+    ) -> Option<Entry> {
         let index = &self.tiers[tier].eviction;
         if before.is_empty() || index.order_kind() != Order::Ends || !self.ranks_by_place() {
             return None;
         }
-        let alike = self.feed.alike(before, chosen.id);
-        if alike == 0 {
+        let count = self.feed.same_use_before(before, chosen.id);
+        if count == 0 {
             return None;
         }
-        let farthest = chosen.id - alike;
+        let farthest = chosen.id - count;
         let depth = self.trie().depth(farthest);
         let lightest = self.feed.last_use(farthest, depth, &self.settings);
-        index.following(chosen, alike, &lightest)
+        index.following(chosen, count, &lightest)
     }
 
     /// Links the block exposed by the latest tail. Returns it unlinked if `more` victims are wanted
@@ -150,7 +155,7 @@ impl Manager {
             return Some(entry);
         }
         self.link(tier, entry);
-        set.settled.push((tier, parent));
+        set.tail_entries.push((tier, parent));
         None
     }
 

@@ -84,13 +84,13 @@ impl Manager {
         let mut slots = vec![0; self.points.groups.len()];
         slots[part.group] = 1;
         let stay: Vec<_> = self.runs(&path).into_iter().map(|run| (below, run)).collect();
-        let (source, there) = (Place::new(tier, part.group), Place::new(below, part.group));
+        let (source, place_below) = (Place::new(tier, part.group), Place::new(below, part.group));
         let fits = self.make_soft_room(Wanted { tier: below, slots: &slots }, &stay, now);
         // Room may have ended the point. Unreadable parts and parts that a failed move may still
         // write have a slot.
         let begins = fits
             && self.shared_stores.contains_point(tier, block)
-            && self.residency(there, part.block).slot == NO_SLOT
+            && self.residency(place_below, part.block).slot == NO_SLOT
             && self.blocks.expects(source, part.block);
         if begins {
             let order = self.whole(MoveKind::Store, 0, part.block);
@@ -112,9 +112,9 @@ impl Manager {
     /// Holds the parts of the first point that the shared tier has or expects.
     fn hold_expected(&mut self, below: TierId, parts: &[Part]) {
         for &part in parts {
-            let here = Place::new(below, part.group);
-            if !self.shared_stores.held.contains(&part) && self.blocks.expects(here, part.block) {
-                self.blocks.hold(here, [part.block]);
+            let place = Place::new(below, part.group);
+            if !self.shared_stores.held.contains(&part) && self.blocks.expects(place, part.block) {
+                self.blocks.hold(place, [part.block]);
                 self.shared_stores.held.push(part);
             }
         }

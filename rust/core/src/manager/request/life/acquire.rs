@@ -188,7 +188,7 @@ impl Manager {
         let mut groups = self.plan_borders(ask, &mut path, now);
         let mut missing = self.scan(&path, now);
         let mut plan = self.decide_loads(&mut missing, now, self.prefill(ask, path.len()));
-        let mut open = self.behind(path.len(), ask)?;
+        let mut open = self.open_slots_needed(path.len(), ask)?;
         // Pinned before room is made, so that its own blocks are no victims.
         self.pin(&path);
         let mut slots = self.hold_match(&mut groups, &path, open, &missing);
@@ -200,7 +200,7 @@ impl Manager {
                 self.unpin(&path, None);
                 path.truncate(end);
                 missing.retain(|miss| miss.at < end);
-                open = self.behind(end, ask)?;
+                open = self.open_slots_needed(end, ask)?;
                 self.pin(&path);
                 // With several groups nothing passes through host.
                 let from = path_border(&path);
@@ -210,7 +210,7 @@ impl Manager {
             room = self.room_for(&missing, &slots, &groups, &path, now);
         }
         let mut transit = room.inspect_err(|_| {
-            self.let_match_go(&mut groups, &slots, &path);
+            self.release_match(&mut groups, &slots, &path);
             self.unpin(&path, None);
         })?;
         // From here on nothing fails.
@@ -277,7 +277,7 @@ impl Manager {
     }
 
     /// Number of open slots needed by a request after `matched` blocks.
-    fn behind(&self, matched: usize, ask: &Acquire<'_>) -> Result<usize> {
+    fn open_slots_needed(&self, matched: usize, ask: &Acquire<'_>) -> Result<usize> {
         let rest = (ask.tokens.len() - matched * self.block_tokens())
             .checked_add(ask.reserve)
             .ok_or_else(|| Error::config(format!("reserve of {} tokens", ask.reserve)))?;

@@ -143,8 +143,8 @@ impl Manager {
         lease.matched = lease.matched.min(full * size);
         // The tail stays within a block of the trie, which keeps its reference for it.
         if rest > 0 {
-            let behind = dropped.split_off(1);
-            let step = std::mem::replace(&mut dropped, behind).get(0).expect("the path is longer");
+            let later = dropped.split_off(1);
+            let step = std::mem::replace(&mut dropped, later).get(0).expect("the path is longer");
             let kept = self.trie().tokens(step.block)[..rest].to_vec();
             self.extend_tail(id, &kept);
             self.lease_mut(id).tail_from = TailFrom::Block(step);

@@ -287,8 +287,8 @@ impl Manager {
         self.touch(&path, now);
         // Until the lease ends, its blocks count as used at its start.
         let node = Node { scope, refs: 1, uses: 1, access: stamp(since), session_blocks: 0 };
-        let behind = path.last().copied().or(parent);
-        self.new_nodes(node, behind, &tokens[known * size..], &mut path);
+        let above = path.last().copied().or(parent);
+        self.new_nodes(node, above, &tokens[known * size..], &mut path);
         let new = self.trie().handles(&path[known..]);
         // Mostly a single block per commit: the vector is moved, not copied.
         if out.new.is_empty() {

@@ -356,7 +356,7 @@ impl Manager {
         let reading = self.reads_of(&lease);
         self.abandon_lease(&mut lease, now);
         self.carry_out();
-        self.scopes.let_go(lease.scope_id);
+        self.scopes.release(lease.scope_id);
         self.scopes.digests.retract(&lease.scope);
         self.end_lease_hints(lease.scope_id, id, now);
         self.leave_session(lease.session, id);

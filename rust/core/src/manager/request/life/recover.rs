@@ -53,7 +53,7 @@ impl Manager {
             if step.compute == layers {
                 return (0, 0);
             }
-            debug_assert!(matches!(known.to, End::PrivateSlot(_) | End::Here));
+            debug_assert!(matches!(known.to, End::PrivateSlot(_) | End::Resident));
             let lease = self.lease_mut(id);
             lease.path.change(at, |step| {
                 (step.compute, step.deferred, step.fresh) = (layers, false, true);
@@ -62,8 +62,8 @@ impl Manager {
             self.recompute_in_plan(id, at, layers);
             return lost;
         }
-        let here = self.residency(0, block).have;
-        let lacks = self.lacks(if self.one_slot(here) { Layers::NONE } else { here });
+        let resident = self.residency(0, block).have;
+        let lacks = self.lacks(if self.one_slot(resident) { Layers::NONE } else { resident });
         let units = self.tiers.units(0, lacks);
         // Without room for a further slot the match ends here.
         if self.make_room(&[Wanted { tier: 0, slots: &[units] }], &[], now).is_err() {
@@ -106,7 +106,7 @@ impl Manager {
     fn plan_again(&mut self, id: LeaseId) {
         let every = self.points.every;
         let groups = &mut self.lease_mut(id).groups;
-        let (lost, stay) = (groups.done, groups.here.unwrap_or(Stay::Newest));
+        let (lost, stay) = (groups.done, groups.match_stay.unwrap_or(Stay::Newest));
         let regular = every == 0 || lost.is_multiple_of(every);
         let known = groups.borders.binary_search_by_key(&lost, |&(border, _)| border);
         if let (Err(at), true, true) = (known, regular, 0 < lost && lost <= groups.end) {

@@ -25,7 +25,7 @@ use crate::scope::ScopeId;
 use crate::visits;
 
 use crate::manager::Manager;
-use crate::manager::hints::coming::{Coming, LoadKey};
+use crate::manager::hints::coming::{LoadKey, WaitingLoads};
 use crate::manager::request::life::session_lengths::SessionLengths;
 
 /// Id of a session.
@@ -67,7 +67,7 @@ pub(crate) struct Sessions {
     /// Blocks with too many sessions without a lease that end there.
     crowded: BTreeSet<BlockId>,
     /// Waiting loads of sessions, until their next request, and of leases and sequences.
-    pub(crate) coming: Coming,
+    pub(crate) coming: WaitingLoads,
     lengths: SessionLengths,
     next: SessionId,
     ends: u64,
@@ -179,8 +179,8 @@ impl Sessions {
 
     /// The sessions without a lease that end in a block, the least recently used first.
     fn idle(&self, block: BlockId) -> impl Iterator<Item = SessionId> + '_ {
-        let here = (block, 0, 0)..(block, HELD, 0);
-        self.tips.range(here).inspect(|_| visits::note(1)).map(|&(_, _, id)| id)
+        let range = (block, 0, 0)..(block, HELD, 0);
+        self.tips.range(range).inspect(|_| visits::note(1)).map(|&(_, _, id)| id)
     }
 
     /// A surplus session at its tip.
@@ -248,8 +248,8 @@ impl Sessions {
 
     /// Whether an unfinished session ends in a block.
     pub(crate) fn end_in(&self, block: BlockId) -> bool {
-        let here = (block, 0, 0)..=(block, HELD, SessionId::MAX);
-        self.tips.range(here).inspect(|_| visits::note(1)).any(|(_, _, id)| !self.all[id].finished)
+        let range = (block, 0, 0)..=(block, HELD, SessionId::MAX);
+        self.tips.range(range).inspect(|_| visits::note(1)).any(|(_, _, id)| !self.all[id].finished)
     }
 
     /// The length of the shortest session through a block: its position has the highest weight
@@ -326,8 +326,8 @@ impl Sessions {
 
     /// The name of the latest session that ends in a block.
     pub(crate) fn ending_in(&self, block: BlockId) -> Option<&str> {
-        let here = (block, 0, 0)..=(block, HELD, SessionId::MAX);
-        let ids = self.tips.range(here).map(|&(_, _, id)| id);
+        let range = (block, 0, 0)..=(block, HELD, SessionId::MAX);
+        let ids = self.tips.range(range).map(|&(_, _, id)| id);
         ids.filter(|&id| self.name(id).is_some()).max().and_then(|id| self.name(id))
     }
 
@@ -380,9 +380,9 @@ impl Sessions {
         let vain = self.held.iter().filter(|&&(id, held)| !lease(id, held));
         broken.extend(vain.map(|(id, held)| format!("lease {held} does not hold session {id}")));
         for &(tip, _, _) in &self.tips {
-            let here = self.idle(tip).count();
-            if here > MOST_IDLE && !self.crowded.contains(&tip) {
-                broken.push(format!("{here} sessions without a lease end in block {tip}"));
+            let idle = self.idle(tip).count();
+            if idle > MOST_IDLE && !self.crowded.contains(&tip) {
+                broken.push(format!("{idle} sessions without a lease end in block {tip}"));
             }
         }
         broken

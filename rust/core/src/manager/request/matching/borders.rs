@@ -59,9 +59,9 @@ impl Manager {
         let named = self.named_borders(&ask.scope, ask.tokens);
         add_named(borders, named.iter().copied().filter(|&border| border > from));
         let stays = (leaves && known == from).then_some(Stay::Always);
-        let here = stays.or((from == repeat).then_some(last));
-        let here = here.filter(|_| points.every == 0 && from > 0);
-        groups.here = if named.contains(&from) { Some(Stay::Always) } else { here };
+        let match_stay = stays.or((from == repeat).then_some(last));
+        let match_stay = match_stay.filter(|_| points.every == 0 && from > 0);
+        groups.match_stay = if named.contains(&from) { Some(Stay::Always) } else { match_stay };
         (groups.done, groups.end) = (from, end);
         groups
     }
@@ -103,26 +103,26 @@ impl Manager {
         let computed = computed.filter(|_| self.holes(path).is_empty());
         let path = &path[..computed.map_or(path.len(), |miss| miss.at)];
         let absent = missing.iter().find(|miss| miss.compute.is_empty() && !miss.lacks.is_empty());
-        let near = &path[..absent.map_or(path.len(), |miss| miss.at).min(path.len())];
-        let near = self.usable_border(near, 1);
+        let resident = &path[..absent.map_or(path.len(), |miss| miss.at).min(path.len())];
+        let resident = self.usable_border(resident, 1);
         let far = self.usable_border(path, self.tiers.len());
         match ask.load {
             // An engine that owns the first tier chooses later what to load.
-            LoadMode::None if !self.tiers.engine_owned() => near,
+            LoadMode::None if !self.tiers.engine_owned() => resident,
             LoadMode::None | LoadMode::All => far,
             LoadMode::Plan => {
-                let points = (near + 1..far).filter(|&border| {
+                let points = (resident + 1..far).filter(|&border| {
                     let before = &path[..border as usize];
                     self.points.has(before[before.len() - 1])
                         && self.usable_border(before, self.tiers.len()) == border
                 });
-                let borders = std::iter::once(near).chain(points).chain([far]);
+                let borders = std::iter::once(resident).chain(points).chain([far]);
                 // Of equal borders the longest: its blocks need no new slots.
                 let ready = |&border: &u32| {
                     let ready = self.ready_from(ask, &path[..border as usize], now);
-                    (border > near && ready.is_none(), ready, u32::MAX - border)
+                    (border > resident && ready.is_none(), ready, u32::MAX - border)
                 };
-                borders.min_by_key(ready).unwrap_or(near)
+                borders.min_by_key(ready).unwrap_or(resident)
             }
         }
     }
@@ -151,14 +151,14 @@ impl Manager {
             let block = path[place as usize];
             let tier = self.nearest(Part { group, block });
             let arrival = self.arrival(Place::new(tier, group), block);
-            let mut there = arrival.map_or(now, |arrival| arrival.ready);
+            let mut arrives = arrival.map_or(now, |arrival| arrival.ready);
             if tier > 0 {
                 let bytes = self.points.groups[group].slot_bytes;
                 let takes = self.lanes.takes(self.tiers[tier].read, bytes);
-                free[tier] = free[tier].max(there).saturating_add(takes);
-                there = free[tier];
+                free[tier] = free[tier].max(arrives).saturating_add(takes);
+                arrives = free[tier];
             }
-            ready = ready.max(there);
+            ready = ready.max(arrives);
         }
         ready
     }

@@ -282,7 +282,7 @@ impl Manager {
 
     /// The copy of a block on a tier, in the first group.
     fn copy_on(&self, tier: TierId, block: BlockId, now: Nanos) -> Option<Copy> {
-        let here = self.residency(tier, block);
+        let residency = self.residency(tier, block);
         let leaving = self.leaving(tier, block);
         // A leaving copy joins the resident layers of its tier.
         if let Some(layers) = self.valid_with(tier, block, &leaving) {
@@ -300,7 +300,7 @@ impl Manager {
                 leaving: true,
             });
         }
-        if matches!(here.state, ResidencyState::Absent | ResidencyState::Bad) {
+        if matches!(residency.state, ResidencyState::Absent | ResidencyState::Bad) {
             return None;
         }
         let arrival = self.arrival(tier, block);
@@ -309,7 +309,7 @@ impl Manager {
             tier,
             group: 0,
             slot: self.slot_of(tier, block, coming.lo),
-            layers: here.have,
+            layers: residency.have,
             coming,
             first: arrival.map_or(now, |arrival| arrival.first.max(now)),
             ready: arrival.map_or(now, |arrival| arrival.ready.max(now)),
@@ -322,13 +322,13 @@ impl Manager {
         if !self.blocks.expects(place, block) {
             return None;
         }
-        let (here, arrival) = (self.residency(place, block), self.arrival(place, block));
+        let (residency, arrival) = (self.residency(place, block), self.arrival(place, block));
         Some(Copy {
             tier: place.tier,
             group: u8::try_from(place.group).expect("few groups"),
-            slot: here.slot,
-            layers: here.have,
-            coming: arrival.map_or(here.have, |arrival| arrival.target),
+            slot: residency.slot,
+            layers: residency.have,
+            coming: arrival.map_or(residency.have, |arrival| arrival.target),
             first: arrival.map_or(now, |arrival| arrival.first.max(now)),
             ready: arrival.map_or(now, |arrival| arrival.ready.max(now)),
             leaving: false,

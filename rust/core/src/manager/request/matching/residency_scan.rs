@@ -25,7 +25,7 @@ pub(crate) struct MissingBlock {
     pub(crate) at: usize,
     pub(crate) block: BlockId,
     /// Layers resident or arriving on the first tier.
-    here: Layers,
+    resident: Layers,
     /// The missing layers.
     pub(crate) lacks: Layers,
     /// Source tiers of the missing layers, in ascending order of layers.
@@ -36,7 +36,7 @@ pub(crate) struct MissingBlock {
     pub(crate) load: bool,
     /// Whether it is leaving the first tier and can be reclaimed without a move.
     pub(crate) reclaim: bool,
-    /// Time when the layers `here` are valid.
+    /// Time when the `resident` layers are valid.
     ready: Nanos,
 }
 
@@ -69,10 +69,10 @@ struct LoadTime {
 impl MissingBlock {
     /// A block absent from the first tier and fully resident on a lower tier.
     fn absent(at: usize, block: BlockId, tier: TierId, all: Layers, now: Nanos) -> Self {
-        let (here, compute) = (Layers::NONE, Layers::NONE);
+        let (resident, compute) = (Layers::NONE, Layers::NONE);
         let sources = smallvec![(tier, all)];
         let (load, reclaim) = (false, false);
-        Self { at, block, here, lacks: all, sources, compute, load, reclaim, ready: now }
+        Self { at, block, resident, lacks: all, sources, compute, load, reclaim, ready: now }
     }
 
     /// The layers to load, with their tiers.
@@ -172,8 +172,8 @@ impl Manager {
             }
             // The resident part shares its slot, so computing any layer needs a new slot for all
             // layers.
-            if !miss.compute.is_empty() && !miss.load && self.one_slot(miss.here) {
-                miss.here = Layers::NONE;
+            if !miss.compute.is_empty() && !miss.load && self.one_slot(miss.resident) {
+                miss.resident = Layers::NONE;
                 miss.lacks = self.all_layers();
                 miss.compute.lo = 0;
             }
@@ -202,12 +202,12 @@ impl Manager {
         if self.tiers.engine_owned() || !self.can_reclaim(block) {
             return self.find_missing(at, block, now);
         }
-        let (here, none) = (self.all_layers(), Layers::NONE);
+        let (resident, none) = (self.all_layers(), Layers::NONE);
         let sources = SmallVec::new();
         MissingBlock {
             at,
             block,
-            here,
+            resident,
             lacks: none,
             sources,
             compute: none,
@@ -219,8 +219,9 @@ impl Manager {
 
     /// The entry of a block.
     pub(crate) fn find_missing(&self, at: usize, block: BlockId, now: Nanos) -> MissingBlock {
-        let here = if self.tiers.engine_owned() { Layers::NONE } else { self.expected(0, block) };
-        let lacks = self.lacks(here);
+        let owned = self.tiers.engine_owned();
+        let resident = if owned { Layers::NONE } else { self.expected(0, block) };
+        let lacks = self.lacks(resident);
         let mut sources: SmallVec<[(TierId, Layers); 1]> = SmallVec::new();
         let mut gap_end = 0;
         // The uppermost tier with any of the layers is the fastest source.
@@ -239,7 +240,7 @@ impl Manager {
         let compute = if gap_end > 0 { Layers::new(lacks.lo, gap_end) } else { Layers::NONE };
         let ready = self.arrival(0, block).map_or(now, |arrival| arrival.ready.max(now));
         let (load, reclaim) = (false, false);
-        MissingBlock { at, block, here, lacks, sources, compute, load, reclaim, ready }
+        MissingBlock { at, block, resident, lacks, sources, compute, load, reclaim, ready }
     }
 
     /// Finds source tiers for single layers if no tier has them all. Returns the end of the last
@@ -275,7 +276,7 @@ impl Manager {
     ) -> plan::Step {
         // Resident or arriving: the planner only waits for it.
         if miss.lacks.is_empty() {
-            return plan::Step { compute: 0, source: Source::Here { ready: miss.ready - now } };
+            return plan::Step { compute: 0, source: Source::Resident { ready: miss.ready - now } };
         }
         let full = || {
             let tokens =
@@ -362,7 +363,7 @@ impl Manager {
                     join(&mut plan.spans, span);
                 }
             };
-            add(miss.here, Action::Reuse, 0, now, miss.ready);
+            add(miss.resident, Action::Reuse, 0, now, miss.ready);
             if miss.load || (!miss.compute.is_empty() && !moves.is_empty()) {
                 let times = moves.iter().filter_map(|&id| self.moves.get(id));
                 let first = times.clone().map(|m| m.first).min().unwrap_or(now);

@@ -28,17 +28,17 @@ impl Manager {
         let first = Place::new(tier, groups.start);
         let absent =
             |&block: &BlockId| self.residency(first, block).state == ResidencyState::Absent;
-        let there: Vec<BlockId> = blocks.iter().copied().filter(|block| !absent(block)).collect();
-        let handles = self.trie().handles(&there);
+        let present: Vec<BlockId> = blocks.iter().copied().filter(|block| !absent(block)).collect();
+        let handles = self.trie().handles(&present);
         for &block in blocks.iter().rev() {
             if groups.start == 0 {
                 self.drop_point_on(tier, block);
             }
             for group in groups.clone().skip_while(|&group| group == 0) {
-                let here = Place::new(tier, group);
-                if self.residency(here, block).state != ResidencyState::Absent {
+                let place = Place::new(tier, group);
+                if self.residency(place, block).state != ResidencyState::Absent {
                     self.drop_points_of(tier, Part { group, block });
-                    self.blocks.discard(here, block);
+                    self.blocks.discard(place, block);
                 }
             }
             if groups.start == 0 && self.residency(tier, block).state != ResidencyState::Absent {
@@ -58,13 +58,13 @@ impl Manager {
         cleared: &[BlockId],
     ) -> Result<()> {
         let handle = self.trie().handle(block).0;
-        let there =
+        let present =
             groups.start == 0 && self.residency(tier, block).state != ResidencyState::Absent;
-        let refs = if there { self.node(block).refs } else { 0 };
+        let refs = if present { self.node(block).refs } else { 0 };
         for group in groups.clone() {
-            let here = Place::new(tier, group);
-            let busy = self.residency(here, block).busy;
-            let moving = self.arrival(here, block).is_some_and(|a| !a.moves.is_empty());
+            let place = Place::new(tier, group);
+            let busy = self.residency(place, block).busy;
+            let moving = self.arrival(place, block).is_some_and(|a| !a.moves.is_empty());
             if busy > 0 || moving || refs > 0 {
                 let of = if group > 0 { format!(" of group {group}") } else { String::new() };
                 return Err(Error::config(format!(
@@ -73,7 +73,7 @@ impl Manager {
             }
         }
         // Only its windows and states are cleared.
-        if !there {
+        if !present {
             return Ok(());
         }
         let elsewhere = |block: BlockId| {

@@ -15,7 +15,7 @@ impl Manager {
     /// Number of scopes in use, and of digests with a number.
     #[doc(hidden)]
     #[must_use]
-    pub fn strangers(&self) -> (usize, usize) {
+    pub fn scope_and_digest_counts(&self) -> (usize, usize) {
         let living = self.scopes.all().filter(|&(id, _)| self.scopes.in_use(id, self.trie()));
         (living.count(), self.scopes.digests.len())
     }

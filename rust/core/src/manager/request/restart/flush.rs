@@ -48,8 +48,8 @@ impl Manager {
     /// The resident blocks of a tier, the youngest first and parents before their children.
     fn youngest(&self, tier: TierId) -> Vec<BlockId> {
         let all = self.blocks.table(tier).blocks(self.trie().bound());
-        let mut blocks: Vec<BlockId> =
-            all.filter(|(_, here)| !here.usable().is_empty()).map(|(block, _)| block).collect();
+        let usable = all.filter(|(_, residency)| !residency.usable().is_empty());
+        let mut blocks: Vec<BlockId> = usable.map(|(block, _)| block).collect();
         blocks.sort_by_key(|&block| {
             (Reverse(self.node(block).access), self.trie().depth(block), block)
         });

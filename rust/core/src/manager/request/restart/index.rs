@@ -75,23 +75,24 @@ impl Manager {
     fn group_rows(&mut self, tier: TierId, block: BlockId, now: Nanos) -> Vec<Row> {
         let listed = |&group: &GroupId| {
             let place = Place::new(tier, group);
-            let here = self.residency(place, block);
-            here.state == ResidencyState::Resident && self.blocks.holds(place, block) > 0
+            let residency = self.residency(place, block);
+            residency.state == ResidencyState::Resident && self.blocks.holds(place, block) > 0
         };
         let listed: Vec<GroupId> = self.points.other_numbers().filter(listed).collect();
         let row = |group| {
-            let here = self.residency(Place::new(tier, group), block);
+            let residency = self.residency(Place::new(tier, group), block);
             let group = u8::try_from(group).expect("few groups");
-            Row { label: self.label(block, now), slot: here.slot, layers: here.have, group }
+            let (slot, layers) = (residency.slot, residency.have);
+            Row { label: self.label(block, now), slot, layers, group }
         };
         listed.into_iter().map(row).collect()
     }
 
     /// The row of a block, if it is resident on a tier.
     fn row(&mut self, tier: TierId, block: BlockId, now: Nanos) -> Option<Row> {
-        let here = self.residency(tier, block);
-        let listed = here.state == ResidencyState::Resident && !here.have.is_empty();
-        let (slot, layers, group) = (here.slot, here.have, 0);
+        let residency = self.residency(tier, block);
+        let listed = residency.state == ResidencyState::Resident && !residency.have.is_empty();
+        let (slot, layers, group) = (residency.slot, residency.have, 0);
         listed.then(|| Row { label: self.label(block, now), slot, layers, group })
     }
 

@@ -42,7 +42,7 @@ struct MarkedSlots {
     /// Number of new slots, by group.
     slots: Vec<u64>,
     /// Resident needs of the sequence's end in groups after the first.
-    there: Vec<(Place, BlockId)>,
+    present: Vec<(Place, BlockId)>,
     /// Missing needs of the sequence's end, by place on the path.
     lacking: Vec<(Place, u32)>,
 }
@@ -60,7 +60,7 @@ impl Manager {
     /// leaf-only scope, if a failed move still writes a block to set or only a part of it is in
     /// flight, or if the engine owns the tier. Nothing has changed then.
     pub fn mark(&mut self, mark: &Mark<'_>, now: Nanos) -> Result<Vec<Handle>> {
-        self.mark_behind(mark, 0, now)
+        self.mark_after(mark, 0, now)
     }
 
     /// Like [`Manager::mark`], for the blocks after the first `skip`. The first `skip` blocks are
@@ -69,7 +69,7 @@ impl Manager {
     /// # Errors
     /// The errors of [`Manager::mark`]. [`Error::Config`] if a skipped block must be cached and is
     /// not.
-    pub fn mark_behind(&mut self, mark: &Mark<'_>, skip: usize, now: Nanos) -> Result<Vec<Handle>> {
+    pub fn mark_after(&mut self, mark: &Mark<'_>, skip: usize, now: Nanos) -> Result<Vec<Handle>> {
         self.mark_in(mark, None, skip, now)
     }
 
@@ -160,24 +160,24 @@ impl Manager {
         }
         // A block without a copy is in the trie while a lease holds it, in a scope with holes, or
         // while a move of its subtree ends: then unpinning removes it.
-        let there = |&&block: &&BlockId| {
+        let is_held = |&&block: &&BlockId| {
             self.missing(block).is_empty()
                 || self.node(block).refs > 0
                 || self.departures(block) == Structure::Holes
         };
-        let cached = path.iter().take(skip).take_while(there).count();
+        let cached = path.iter().take(skip).take_while(is_held).count();
         if cached < skip {
             return Err(Error::config(format!("{skip} blocks are to be cached, {cached} are")));
         }
         let marked = self.marked_slots((mark.tier, group), &path, skip, full / size)?;
         // Known blocks must not be evicted for the new blocks.
         self.pin(&path);
-        let held = marked.there.iter().copied();
-        held.clone().for_each(|(here, block)| self.blocks.hold(here, [block]));
+        let held = marked.present.iter().copied();
+        held.clone().for_each(|(group_place, block)| self.blocks.hold(group_place, [block]));
         let stay: Vec<_> = self.runs(&path).into_iter().map(|run| (mark.tier, run)).collect();
         let wanted = Wanted { tier: mark.tier, slots: &marked.slots };
         if let Err(error) = self.make_room(&[wanted], &stay, now) {
-            held.for_each(|(here, block)| self.blocks.unhold(here, [block]));
+            held.for_each(|(group_place, block)| self.blocks.unhold(group_place, [block]));
             self.unpin(&path, None);
             return Err(error);
         }
@@ -195,12 +195,12 @@ impl Manager {
             self.complete_copy(block, mark, now);
         }
         self.place_new(mark.tier, new, known.last().copied());
-        for &(here, place) in &marked.lacking {
-            let slot = self.blocks.take_slot(here).slot;
-            self.blocks.put(here, path[place as usize], slot);
+        for &(group_place, place) in &marked.lacking {
+            let slot = self.blocks.take_slot(group_place).slot;
+            self.blocks.put(group_place, path[place as usize], slot);
         }
         self.add_point(mark.tier, &path, path_border(&path), Stay::Newest);
-        held.for_each(|(here, block)| self.blocks.unhold(here, [block]));
+        held.for_each(|(group_place, block)| self.blocks.unhold(group_place, [block]));
         self.refresh_path(&path[pinned..]);
         self.unpin(&path[..pinned], Some(now));
         Ok(self.trie().handles(&path))
@@ -225,16 +225,16 @@ impl Manager {
         let mut marked = MarkedSlots { slots: vec![first], ..MarkedSlots::default() };
         let border = u32::try_from(blocks).expect("fewer than 2^32 blocks");
         for (number, group) in self.points.others().filter(|_| group.is_none()) {
-            let (here, before) = (Place::new(tier, number), marked.lacking.len());
-            let absent = |block| self.residency(here, block).state == ResidencyState::Absent;
+            let (group_place, before) = (Place::new(tier, number), marked.lacking.len());
+            let absent = |block| self.residency(group_place, block).state == ResidencyState::Absent;
             for place in group.needed(border, self.points.block_tokens).iter() {
                 match path.get(place as usize).copied().filter(|&block| !absent(block)) {
-                    None => marked.lacking.push((here, place)),
-                    Some(block) if self.blocks.expects(here, block) => {
-                        marked.there.push((here, block));
+                    None => marked.lacking.push((group_place, place)),
+                    Some(block) if self.blocks.expects(group_place, block) => {
+                        marked.present.push((group_place, block));
                     }
                     // A failed move may still write it, or its bytes cannot be read.
-                    Some(block) => return Err(self.still_moving(here, block)),
+                    Some(block) => return Err(self.still_moving(group_place, block)),
                 }
             }
             marked.slots.push((marked.lacking.len() - before) as u64);
@@ -244,11 +244,11 @@ impl Manager {
 
     /// Number of slots needed to make a block fully resident on a tier.
     fn lacking(&self, tier: TierId, block: BlockId) -> Result<u64> {
-        let (here, all) = (self.residency(tier, block), self.all_layers());
-        if here.state != ResidencyState::Arriving {
-            let layers = u64::from(all.len() - here.have.len());
+        let (residency, all) = (self.residency(tier, block), self.all_layers());
+        if residency.state != ResidencyState::Arriving {
+            let layers = u64::from(all.len() - residency.have.len());
             let rows = self.tiers[tier].spec.layer_slots;
-            return Ok(if rows { layers } else { u64::from(here.slot == NO_SLOT) });
+            return Ok(if rows { layers } else { u64::from(residency.slot == NO_SLOT) });
         }
         // Only a part is in flight: its moves own the slots until they end.
         if self.expected(tier, block) != all {
@@ -268,13 +268,13 @@ impl Manager {
 
     /// Adds the missing layers of a block on a tier. A bad copy becomes good.
     fn complete_copy(&mut self, block: BlockId, mark: &Mark<'_>, now: Nanos) {
-        let (here, all) = (self.residency(mark.tier, block), self.all_layers());
+        let (residency, all) = (self.residency(mark.tier, block), self.all_layers());
         // Arriving or complete: nothing is missing.
-        if here.state == ResidencyState::Arriving || here.usable() == all {
+        if residency.state == ResidencyState::Arriving || residency.usable() == all {
             return;
         }
-        let mut slot = here.slot;
-        for lacks in [Layers::new(0, here.have.lo), Layers::new(here.have.hi, all.hi)] {
+        let mut slot = residency.slot;
+        for lacks in [Layers::new(0, residency.have.lo), Layers::new(residency.have.hi, all.hi)] {
             if !lacks.is_empty() {
                 slot = self.blocks.take_slots(mark.tier, slot, lacks);
             }
@@ -303,12 +303,12 @@ impl Manager {
         now: Nanos,
     ) {
         let ready = ready.filter(|&ready| ready > now);
-        self.blocks.alter(tier, block, |here| {
-            here.slot = slot;
+        self.blocks.alter(tier, block, |residency| {
+            residency.slot = slot;
             if ready.is_some() {
-                (here.state, here.have) = (ResidencyState::Arriving, here.usable());
+                (residency.state, residency.have) = (ResidencyState::Arriving, residency.usable());
             } else {
-                (here.state, here.have) = (ResidencyState::Resident, layers);
+                (residency.state, residency.have) = (ResidencyState::Resident, layers);
             }
         });
         if let Some(ready) = ready {

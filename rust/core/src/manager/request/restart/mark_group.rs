@@ -15,13 +15,13 @@ use crate::manager::request::restart::mark::Mark;
 use crate::time::Nanos;
 
 impl Manager {
-    /// Like [`Manager::mark_behind`], in a single group.
+    /// Like [`Manager::mark_after`], in a single group.
     ///
     /// Blocks to set in a group after the first must be cached, and become resident at once.
     /// Clearing ends the points that need a cleared part.
     ///
     /// # Errors
-    /// The errors of [`Manager::mark_behind`]. [`Error::Config`] for a nonexistent group, uncached
+    /// The errors of [`Manager::mark_after`]. [`Error::Config`] for a nonexistent group, uncached
     /// blocks, or a ready time for a group after the first.
     pub fn mark_group(
         &mut self,
@@ -48,7 +48,7 @@ impl Manager {
         (group, skip): (GroupId, usize),
         now: Nanos,
     ) -> Result<Vec<Handle>> {
-        let (here, full) = (Place::new(mark.tier, group), mark.tokens.len() / self.block_tokens());
+        let (place, full) = (Place::new(mark.tier, group), mark.tokens.len() / self.block_tokens());
         if path.len() < full {
             let cached = path.len();
             return Err(Error::config(format!("{full} blocks are to be cached, {cached} are")));
@@ -56,31 +56,31 @@ impl Manager {
         let marked = path.get(skip..).unwrap_or_default();
         let mut lacking = Vec::new();
         for &block in marked {
-            if self.residency(here, block).slot == NO_SLOT {
+            if self.residency(place, block).slot == NO_SLOT {
                 lacking.push(block);
-            } else if !self.blocks.expects(here, block) {
-                return Err(self.still_moving(here, block));
+            } else if !self.blocks.expects(place, block) {
+                return Err(self.still_moving(place, block));
             }
         }
-        let there: Vec<BlockId> =
+        let present: Vec<BlockId> =
             marked.iter().copied().filter(|block| !lacking.contains(block)).collect();
         let mut slots = vec![0; self.points.groups.len()];
         slots[group] = lacking.len() as u64;
         // Neither known blocks nor resident parts may leave for the new parts.
         self.pin(path);
-        self.blocks.hold(here, there.iter().copied());
+        self.blocks.hold(place, present.iter().copied());
         let stay: Vec<_> = self.runs(path).into_iter().map(|run| (mark.tier, run)).collect();
         let room = self.make_room(&[Wanted { tier: mark.tier, slots: &slots }], &stay, now);
         if room.is_ok() {
             for &block in &lacking {
-                let slot = self.blocks.take_slot(here).slot;
-                self.blocks.put(here, block, slot);
+                let slot = self.blocks.take_slot(place).slot;
+                self.blocks.put(place, block, slot);
             }
-            self.blocks.hold(here, lacking.iter().copied());
+            self.blocks.hold(place, lacking.iter().copied());
             self.add_point(mark.tier, path, path_border(path), Stay::Newest);
-            self.blocks.unhold(here, lacking.iter().copied());
+            self.blocks.unhold(place, lacking.iter().copied());
         }
-        self.blocks.unhold(here, there);
+        self.blocks.unhold(place, present);
         self.refresh_stay(stay);
         let handles = self.trie().handles(marked);
         self.unpin(path, None);

@@ -120,10 +120,10 @@ impl Manager {
         source: PrivateSlotId,
         now: Nanos,
     ) -> bool {
-        let Some(ahead) = self.no_longer_ahead(source) else { return false };
-        let here = self.residency(INTO, block);
+        let Some(ahead) = self.remove_ahead(source) else { return false };
+        let residency = self.residency(INTO, block);
         // Below a missing parent the copy would be a hole.
-        if here.state != ResidencyState::Absent || !self.worth_writing(FROM, block) {
+        if residency.state != ResidencyState::Absent || !self.worth_writing(FROM, block) {
             self.consequences.push(Consequence::GiveBack(ahead));
             self.carry_out();
             return false;
@@ -143,13 +143,13 @@ impl Manager {
     fn arrive_ahead(&mut self, block: BlockId, copy: PrivateSlotId, by: MoveId) {
         let handle = self.trie().handle(block);
         let known = self.moves.get_mut(by).expect("in flight");
-        (known.to, known.block) = (End::Here, Some(handle));
+        (known.to, known.block) = (End::Resident, Some(handle));
         let (landed, first, ready) = (known.landed, known.first, known.ready);
         let slot = self.private_slots.take(copy).slot;
         let arrival = Arrival::new(self.all_layers(), smallvec![by], first, ready);
         self.blocks.begin_arrival(INTO, block, slot, arrival);
         if landed > 0 {
-            self.blocks.alter(INTO, block, |here| here.have = Layers::new(0, landed));
+            self.blocks.alter(INTO, block, |residency| residency.have = Layers::new(0, landed));
         }
         self.residency_changed(INTO, block);
     }

@@ -101,7 +101,7 @@ impl Manager {
     fn name_moves(&mut self, bound: &FxHashMap<PrivateSlotId, Slot>) {
         let named = |end: End| match end {
             End::PrivateSlot(private) => bound.get(&private).copied(),
-            End::Here | End::Leaving | End::Open => None,
+            End::Resident | End::Leaving | End::Open => None,
         };
         for known in self.moves.values_mut() {
             known.dst_slot = named(known.to).unwrap_or(known.dst_slot);

@@ -75,12 +75,12 @@ impl Manager {
         }
         let points = &self.points;
         let mut wanted = vec![0; points.groups.len()];
-        let (mut there, mut lacking) = (Vec::new(), Vec::new());
+        let (mut resident, mut lacking) = (Vec::new(), Vec::new());
         for (number, group) in points.others() {
             for place in group.needed(border, points.block_tokens).iter() {
                 let at = (Place::new(1, number), path[place as usize]);
                 if self.blocks.expects(at.0, at.1) {
-                    there.push(at);
+                    resident.push(at);
                     continue;
                 }
                 let Some(private) = self.storable(groups, at, place) else { return };
@@ -89,7 +89,7 @@ impl Manager {
             }
         }
         // A block already there must not make room for the rest.
-        for &(below, block) in &there {
+        for &(below, block) in &resident {
             self.blocks.hold(below, [block]);
         }
         if self.make_soft_room(Wanted { tier: 1, slots: &wanted }, &[], now) {
@@ -106,7 +106,7 @@ impl Manager {
                 }
             }
         }
-        for (below, block) in there {
+        for (below, block) in resident {
             self.blocks.unhold(below, [block]);
         }
         let last = path[border as usize - 1];
@@ -151,7 +151,7 @@ impl Manager {
     ) {
         let from = self.private_slots[private].slot;
         let src = Endpoint::private(Place::new(0, below.group), from, private);
-        let dst = Endpoint::here(below, slot);
+        let dst = Endpoint::resident(below, slot);
         self.copy_slot(self.whole(MoveKind::Store, 0, block), src, dst, now);
     }
 

@@ -95,7 +95,7 @@ pub(crate) struct LeaseGroups {
     /// place.
     pub(in crate::manager::request) deferred: Vec<(GroupId, u32)>,
     /// Lifetime of the match's end as a resume point, if a later prompt may diverge there.
-    pub(in crate::manager::request) here: Option<Stay>,
+    pub(in crate::manager::request) match_stay: Option<Stay>,
 }
 
 impl Index<GroupId> for LeaseGroups {

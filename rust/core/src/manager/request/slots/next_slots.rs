@@ -118,8 +118,8 @@ impl Manager {
             .last()
             .filter(|&&place| place >= groups.end && place + 1 == path_border(path));
         // No point holds it, so its slot is free once the next state is written.
-        let here = Place::new(0, group);
-        let own = end.is_some_and(|&end| self.blocks.holds(here, path[end as usize]) == 1);
+        let group_place = Place::new(0, group);
+        let own = end.is_some_and(|&end| self.blocks.holds(group_place, path[end as usize]) == 1);
         let written = &groups[group].written;
         let has = written.iter().filter(|&(place, _)| place >= after.start).count();
         let wanted = after.len().min(if own { 1 } else { 2 }).saturating_sub(has);

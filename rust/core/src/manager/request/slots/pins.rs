@@ -36,9 +36,9 @@ impl Pins {
 
     /// Every pinned part of a block on a tier, of groups after the first, once per pin.
     pub(crate) fn parts(&self, tier: TierId) -> impl Iterator<Item = Part> + '_ {
-        let here =
+        let held =
             self.held.values().filter(move |(place, _)| place.group > 0 && place.tier == tier);
-        here.flat_map(|(place, blocks)| {
+        held.flat_map(|(place, blocks)| {
             blocks.iter().map(move |&block| Part { group: place.group, block })
         })
     }
@@ -74,7 +74,7 @@ impl Manager {
         }
         if place.group == 0 {
             for &block in &found {
-                self.blocks.alter(place.tier, block, |here| here.busy += 1);
+                self.blocks.alter(place.tier, block, |residency| residency.busy += 1);
                 self.refresh_on(place.tier, block);
             }
         } else {
@@ -116,7 +116,7 @@ impl Manager {
             return Ok(());
         }
         for block in blocks {
-            self.blocks.alter(place.tier, block, |here| here.busy -= 1);
+            self.blocks.alter(place.tier, block, |residency| residency.busy -= 1);
             self.refresh_on(place.tier, block);
         }
         self.write_ahead(now);

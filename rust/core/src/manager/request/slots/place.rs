@@ -76,16 +76,16 @@ impl Manager {
     /// takes no more slots than its tokens need.
     pub(crate) fn install(&mut self, tier: TierId, block: BlockId, private: PrivateSlotId) -> bool {
         let PrivateSlot { slot, layers, refs, busy, .. } = self.private_slots[private];
-        let here = self.residency(tier, block);
-        let idle = here.state == ResidencyState::Resident && here.busy == 0;
+        let residency = self.residency(tier, block);
+        let idle = residency.state == ResidencyState::Resident && residency.busy == 0;
         let replaces = idle && tier == 0 && self.node(block).refs == 1;
         let full =
-            layers == self.all_layers() && (here.state == ResidencyState::Absent || replaces);
+            layers == self.all_layers() && (residency.state == ResidencyState::Absent || replaces);
         // With layer slots the two ranges may join.
         let grows = idle
             && self.tiers[tier].spec.layer_slots
-            && !here.have.covers(layers)
-            && here.have.join(layers).is_some();
+            && !residency.have.covers(layers)
+            && residency.have.join(layers).is_some();
         // A slot used by a fork or a move cannot change its owner.
         if refs > 1 || busy > 0 || !(full || grows) {
             return false;
@@ -93,14 +93,15 @@ impl Manager {
         self.private_slots.take(private);
         if full {
             if replaces {
-                self.blocks.give_slots(tier, here.slot, here.have, true);
+                self.blocks.give_slots(tier, residency.slot, residency.have, true);
             }
-            let here = Residency { slot, have: layers, busy: 0, state: ResidencyState::Resident };
-            self.blocks.alter(tier, block, |known| *known = here);
+            let state = ResidencyState::Resident;
+            let residency = Residency { slot, have: layers, busy: 0, state };
+            self.blocks.alter(tier, block, |known| *known = residency);
         } else {
-            self.blocks.join_rows(tier, slot, here.slot, layers, here.have);
-            let joined = here.have.join(layers).expect("no gap");
-            self.blocks.alter(tier, block, |here| here.have = joined);
+            self.blocks.join_rows(tier, slot, residency.slot, layers, residency.have);
+            let joined = residency.have.join(layers).expect("no gap");
+            self.blocks.alter(tier, block, |residency| residency.have = joined);
         }
         self.forget_bad_copies(block);
         self.residency_changed(tier, block);
@@ -126,7 +127,7 @@ impl Manager {
             self.slide(group, &mut groups, &path, end);
         }
         self.raise_point(0, &path[..end as usize]);
-        if let Some(stay) = groups.here {
+        if let Some(stay) = groups.match_stay {
             self.add_point(0, &path, end, stay);
         }
         *self.lease_mut(id).groups = groups;
@@ -184,7 +185,7 @@ impl Manager {
         end: u32,
         room: u32,
     ) {
-        let (group, here) = (self.points.groups[number], Place::new(0, number));
+        let (group, group_place) = (self.points.groups[number], Place::new(0, number));
         let needed = group.needed_at(groups.ends(end), self.points.block_tokens, 0..end);
         for place in places {
             let block = path[place as usize];
@@ -192,11 +193,11 @@ impl Manager {
             let slots = &mut groups[number];
             let own = slots.written.remove(place).or_else(|| slots.spare.remove(place));
             let own = own.and_then(OpenSlot::plain);
-            match (self.residency(here, block).state, own) {
+            match (self.residency(group_place, block).state, own) {
                 (ResidencyState::Absent, own) => {
                     let slot = own.or_else(|| self.late_slot(number, groups, path, end, wanted));
                     let Some(slot) = slot else { continue };
-                    self.blocks.put(here, block, slot);
+                    self.blocks.put(group_place, block, slot);
                 }
                 // The same bytes are resident, so a later block of the answer gets the slot.
                 (ResidencyState::Resident, Some(slot)) => {
@@ -205,7 +206,7 @@ impl Manager {
                     if let Some(next) = next {
                         groups[number].written.insert(next, OpenSlot::Plain(slot));
                     } else {
-                        self.blocks.give_slot(here, slot);
+                        self.blocks.give_slot(group_place, slot);
                     }
                 }
                 // Moves may still write the block's slot, so the lease keeps its own slot.
@@ -213,11 +214,11 @@ impl Manager {
                     groups[number].written.insert(place, OpenSlot::Plain(slot));
                     continue;
                 }
-                (_, Some(slot)) => self.blocks.give_slot(here, slot),
+                (_, Some(slot)) => self.blocks.give_slot(group_place, slot),
                 (_, None) => {}
             }
-            if wanted && self.blocks.expects(here, block) {
-                self.blocks.hold(here, [block]);
+            if wanted && self.blocks.expects(group_place, block) {
+                self.blocks.hold(group_place, [block]);
                 groups[number].held.push(place);
             }
         }

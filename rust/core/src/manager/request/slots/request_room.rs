@@ -96,7 +96,7 @@ impl Manager {
     }
 
     /// Ends the holds of a refused request.
-    pub(in crate::manager::request) fn let_match_go(
+    pub(in crate::manager::request) fn release_match(
         &mut self,
         groups: &mut LeaseGroups,
         slots: &RequestSlots,
@@ -160,7 +160,7 @@ impl Manager {
         }
         let engine = self.tiers.engine_owned();
         for &PlannedLoad { from, place } in &slots.loads {
-            let (block, here) = (path[place as usize], Place::new(0, from.group));
+            let (block, group_place) = (path[place as usize], Place::new(0, from.group));
             if engine {
                 let private = self.new_bound(from.group);
                 groups[from.group].written.insert(place, OpenSlot::Private(private));
@@ -172,7 +172,7 @@ impl Manager {
             } else {
                 let own = &mut groups[from.group];
                 self.copy_part(self.whole(MoveKind::Load, id, block), from, 0, now);
-                self.blocks.hold(here, [block]);
+                self.blocks.hold(group_place, [block]);
                 own.held.push(place);
                 own.held.sort_unstable();
             }
@@ -183,7 +183,7 @@ impl Manager {
         plan.wait_until(ready.max().unwrap_or(0));
         if !engine {
             self.raise_point(0, path);
-            if let Some(stay) = groups.here {
+            if let Some(stay) = groups.match_stay {
                 self.add_point(0, path, path_border(path), stay);
             }
         }
@@ -199,7 +199,7 @@ impl Manager {
         private: PrivateSlotId,
         now: Nanos,
     ) -> MoveId {
-        let src = Endpoint::here(from, self.residency(from, block).slot);
+        let src = Endpoint::resident(from, self.residency(from, block).slot);
         let slot = self.private_slots[private].slot;
         let dst = Endpoint::private(Place::new(0, from.group), slot, private);
         self.copy_slot(self.whole(MoveKind::Load, id, block), src, dst, now)
@@ -238,10 +238,10 @@ impl Manager {
     ) -> Vec<MoveId> {
         let mut moves = Vec::new();
         for (group, slots) in groups.all().iter().enumerate() {
-            let (here, layers) = (Place::new(0, group), self.points.layers(group));
-            if self.blocks.table(here).arrivals() > 0 {
+            let (group_place, layers) = (Place::new(0, group), self.points.layers(group));
+            if self.blocks.table(group_place).arrivals() > 0 {
                 let held = blocks_at(path, &slots.held);
-                moves.extend(held.flat_map(|block| self.bringing(here, block, layers)));
+                moves.extend(held.flat_map(|block| self.bringing(group_place, block, layers)));
             }
         }
         moves
@@ -304,12 +304,12 @@ impl Manager {
             return self.load_private(miss, miss.lacks, private, id, transit, now);
         }
         let row = self.blocks.take_slots(0, self.residency(0, miss.block).slot, miss.lacks);
-        self.blocks.alter(0, miss.block, |here| here.slot = row);
+        self.blocks.alter(0, miss.block, |residency| residency.slot = row);
         let mut moves = MoveIds::new();
         for (tier, layers) in miss.loads() {
             let load = Load { block: miss.block, from: tier, layers, lease: id };
             moves.extend(self.load_layers(load, transit, now, |manager, layer| {
-                Endpoint::here(0, manager.slot_of(0, miss.block, layer))
+                Endpoint::resident(0, manager.slot_of(0, miss.block, layer))
             }));
         }
         let bring: MoveIds = moves.iter().copied().filter(|&id| self.moves[id].dst == 0).collect();

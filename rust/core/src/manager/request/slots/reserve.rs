@@ -83,13 +83,13 @@ impl Manager {
                 (Some(private), _) => {
                     Endpoint::private(0, self.private_slot(private, piece.lo), private)
                 }
-                (None, Some(block)) => Endpoint::here(0, self.slot_of(0, block, piece.lo)),
+                (None, Some(block)) => Endpoint::resident(0, self.slot_of(0, block, piece.lo)),
                 (None, None) => return,
             };
             let slot = self.private_slot(open, piece.lo);
             let mut deps: MoveIds = self.blocks.waits(0, slot);
             // The source may still be arriving.
-            if let (End::Here, Some(block)) = (src.end, block) {
+            if let (End::Resident, Some(block)) = (src.end, block) {
                 deps.extend(self.bringing(0, block, piece));
             }
             let copy = moves::NewMove {
@@ -230,12 +230,11 @@ impl Manager {
         let first = moves.iter().map(|&id| self.moves[id].first).min().unwrap_or(now);
         let ready = moves.iter().map(|&id| self.moves[id].ready).max().unwrap_or(now);
         let plan = &self.leases[&id].plan;
-        let here = u32::try_from(at).unwrap_or(u32::MAX);
+        let position = u32::try_from(at).unwrap_or(u32::MAX);
         // Spans of earlier loads of this block stay.
-        let before = plan
-            .spans
-            .iter()
-            .filter(|span| span.action == Action::Load && span.start <= here && here < span.stop);
+        let before = plan.spans.iter().filter(|span| {
+            span.action == Action::Load && span.start <= position && position < span.stop
+        });
         let mut parts: Vec<_> = before
             .map(|span| (span.layers, span.action, span.tier, span.first_ready, span.ready))
             .collect();

@@ -75,8 +75,8 @@ impl Manager {
         if tier == 0 {
             self.keep_spare(id, group);
         }
-        let here = Place::new(tier, group);
-        Ok((1, self.window_table(&self.leases[&id], here, first.1.len())))
+        let group_place = Place::new(tier, group);
+        Ok((1, self.window_table(&self.leases[&id], group_place, first.1.len())))
     }
 
     /// Fails for a nonexistent group.
@@ -88,14 +88,14 @@ impl Manager {
         Err(Error::config(format!("there is no group {group}, the manager keeps {groups} apart")))
     }
 
-    fn window_table(&self, lease: &Lease, here: Place, blocks: usize) -> Vec<Slot> {
-        let Place { tier, group } = here;
+    fn window_table(&self, lease: &Lease, group_place: Place, blocks: usize) -> Vec<Slot> {
+        let Place { tier, group } = group_place;
         let slots = &lease.groups[group];
         let slot = |(place, block): (u32, Option<&BlockId>)| {
             let has = tier > 0 || slots.held.binary_search(&place).is_ok();
             if let Some(&block) = block.filter(|_| has) {
-                let here = self.residency(here, block);
-                return if here.state == ResidencyState::Bad { NO_SLOT } else { here.slot };
+                let part = self.residency(group_place, block);
+                return if part.state == ResidencyState::Bad { NO_SLOT } else { part.slot };
             }
             let open = slots.written.get(place).filter(|_| tier == 0);
             open.map_or(NO_SLOT, |open| self.open_slot(open, 0))

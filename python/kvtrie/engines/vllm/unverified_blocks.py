@@ -1,4 +1,4 @@
-"""Proofs: unverified blocks of an earlier server in host memory.
+"""UnverifiedBlocks: unverified blocks of an earlier server in host memory.
 
 Only verified blocks are reported to vLLM. So the scheduler asks the workers to verify the checksums
 of the blocks of a waiting request, and the request waits until every rank has answered.
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from kvtrie import Index, MatchedBlock, Moves
     from kvtrie.engines.vllm.messages import Place
 
-__all__ = ["Proofs"]
+__all__ = ["UnverifiedBlocks"]
 
 
-class Proofs:
+class UnverifiedBlocks:
     """Unverified slots of host memory, by group of layers.
 
     Args:
@@ -47,7 +47,7 @@ class Proofs:
         ]
         for group, rows in enumerate(self._rows):
             rows[slots[groups == group]] = np.flatnonzero(groups == group)
-        self._unproved = len(slots)
+        self._unverified = len(slots)
         self._asked: dict[Place, set[int]] = {}  # the ranks with an answer
         self._new: list[Place] = []
         self._bad: set[Place] = set()
@@ -56,7 +56,7 @@ class Proofs:
 
     def __bool__(self) -> bool:
         """Return whether any slot is unverified or damaged."""
-        return bool(self._unproved or self._bad)
+        return bool(self._unverified or self._bad)
 
     @property
     def pending(self) -> bool:
@@ -71,20 +71,20 @@ class Proofs:
         Args:
             blocks: blocks with their first group whole in host memory.
         """
-        proved, waits = len(blocks), False
+        verified, waits = len(blocks), False
         for at, block in enumerate(blocks):
             for copy in block.copies:
                 place = copy.group, copy.slot
                 if copy.tier != HOST:
                     continue
                 if place in self._bad:
-                    return min(proved, at), waits
+                    return min(verified, at), waits
                 if self._lacks(place):
-                    proved, waits = min(proved, at), True
+                    verified, waits = min(verified, at), True
                     if place not in self._asked:
                         self._asked[place] = set()
                         self._new.append(place)
-        return proved, waits
+        return verified, waits
 
     def damaged_parts(self, blocks: Sequence[MatchedBlock]) -> list[tuple[int, int]]:
         """Return the handles and groups of damaged windows and states of blocks."""
@@ -123,11 +123,11 @@ class Proofs:
                 self._bad.add(place)
                 self.damaged += 1
             if len(self._asked[place]) == self._ranks:
-                self._settle(place)
+                self._end_verification(place)
 
     def clear(self) -> None:
         """Forget all slots, after host memory was emptied."""
-        self._unproved, self._asked, self._new, self._bad = 0, {}, [], set()
+        self._unverified, self._asked, self._new, self._bad = 0, {}, [], set()
         for rows in self._rows:
             rows.fill(-1)
 
@@ -135,15 +135,15 @@ class Proofs:
         for place in places:
             self._bad.discard(place)
             if self._lacks(place):
-                self._settle(place)
+                self._end_verification(place)
 
     def _lacks(self, place: Place) -> bool:
         group, slot = place
         rows = self._rows[group] if group < len(self._rows) else ()
         return slot < len(rows) and bool(rows[slot] >= 0)
 
-    def _settle(self, place: Place) -> None:
+    def _end_verification(self, place: Place) -> None:
         group, slot = place
         self._rows[group][slot] = -1
-        self._unproved -= 1
+        self._unverified -= 1
         self._asked.pop(place, None)

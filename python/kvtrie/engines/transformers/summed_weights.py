@@ -1,4 +1,4 @@
-"""Weighing: sums the attention weights of each key during a pass.
+"""sum_weights: sums the attention weights of each key during a pass.
 
 The pass runs over copies of a layer's modules. They share its parameters, and their configuration
 selects an attention function that also sums its weights. Masks and soft caps are supported, sinks
@@ -26,13 +26,13 @@ from kvtrie.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["weighed"]
+__all__ = ["sum_weights"]
 
-_NAME = "kvtrie-weighed"
+_NAME = "kvtrie-summed-weights"
 _into = local()
 
 
-def weighed(
+def sum_weights(
     layer: torch.nn.Module,
     config: Any,  # noqa: ANN401 - a PretrainedConfig
     weights: torch.Tensor,
@@ -90,7 +90,7 @@ def _twin(module: torch.nn.Module, config: object, other: object) -> torch.nn.Mo
     return twin
 
 
-def _weighed(
+def _attend_and_sum(
     module: torch.nn.Module,  # noqa: ARG001 - as transformers calls it
     query: torch.Tensor,
     key: torch.Tensor,
@@ -113,4 +113,4 @@ def _weighed(
     return out.flatten(1, 2)[None].to(query.dtype), None
 
 
-AttentionInterface.register(_NAME, _weighed)
+AttentionInterface.register(_NAME, _attend_and_sum)
