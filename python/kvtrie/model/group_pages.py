@@ -10,7 +10,6 @@ Cost: arithmetic.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -60,14 +59,14 @@ class GroupPages:
                 model with states, or the layout is unsupported by groups.
         """
         slots = group_bytes(model, block_tokens, tier.layout)
-        books = 0
+        metadata_bytes = 0
         if tier.kind == "disk" and tier.path is not None:
             stores = [
                 (len(one.layers), slot // len(one.layers), block_tokens)
                 for one, slot in zip(model.groups, slots, strict=True)
             ]
             least = [DiskStore.bytes_for(0, *store) for store in stores]
-            books = sum(least)
+            metadata_bytes = sum(least)
             slots = tuple(
                 -(-(DiskStore.bytes_for(_MANY, *store) - empty) // _MANY)
                 for store, empty in zip(stores, least, strict=True)
@@ -80,12 +79,12 @@ class GroupPages:
                 )
             return cls((tier.blocks or 0) * sum(slots), slots)
         room = int(tier.bytes)
-        if room < books + slots[0]:
+        if room < metadata_bytes + slots[0]:
             raise ConfigError(
                 f"tier {tier.kind!r} has {room} bytes, a block of the first group takes "
-                f"{books + slots[0]}{forgotten(room)}"
+                f"{metadata_bytes + slots[0]}{forgotten(room)}"
             )
-        return cls(room - books, slots)
+        return cls(room - metadata_bytes, slots)
 
     @property
     def page(self) -> int:
@@ -111,6 +110,8 @@ def slot_start(slot: int, page_bytes: int, slot_bytes: int) -> int:
 
 def layer_digests(block: bytes | memoryview, layers: int) -> bytes:
     """Return the concatenated digests of layers of equal size."""
+    import hashlib
+
     each = len(block) // layers
     parts = (block[at * each : (at + 1) * each] for at in range(layers))
     return b"".join(hashlib.blake2b(part, digest_size=LAYER_DIGEST).digest() for part in parts)

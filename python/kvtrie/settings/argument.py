@@ -16,7 +16,6 @@ import reprlib
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import unquote_to_bytes, urlsplit
 
 from kvtrie.errors import ConfigError
 
@@ -210,6 +209,8 @@ def folder(name: str, given: object) -> str:
 
 def _local(name: str, url: str, scheme: str) -> str:
     """Return the path of a `file` URL."""
+    from urllib.parse import unquote_to_bytes, urlsplit
+
     if scheme.lower() != "file":
         raise ConfigError(
             f"{name} is {shown(url)}: {scheme}:// is not supported, a path or file:// wanted"
