@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import words
 
@@ -54,7 +56,7 @@ echo nobody
 def test_prose_of_each_kind_of_file_is_counted(name, text, hits, openings):
     found, opened = [], 0
     for line, prose in words.prose(name, text):
-        found += [(line + at, word) for at, word in words.marked(prose)]
+        found += [(line + at, word) for at, word in words.hits_of(prose, words.MARKED)]
         opened += sum(bool(words.OPENING.match(sentence)) for _, sentence in words.sentences(prose))
     assert sorted(found) == hits
     assert opened == openings
@@ -71,7 +73,7 @@ def test_prose_of_each_kind_of_file_is_counted(name, text, hits, openings):
     ],
 )
 def test_right_uses_are_not_marked(text, expected):
-    assert [word for _, word in words.marked(text)] == expected
+    assert [word for _, word in words.hits_of(text, words.MARKED)] == expected
 
 
 def test_questions_and_labels_are_no_openings():
@@ -80,6 +82,33 @@ def test_questions_and_labels_are_no_openings():
     )
     openings = [sentence for _, sentence in words.sentences(text) if words.OPENING.match(sentence)]
     assert openings == ["Where it is not, it moves."]
+
+
+CONSTRUCTED = """A block whose slot is another one's;
+of which `one` is code; the others are those that
+stay, such as blocks which it reads.
+"""
+
+
+@pytest.mark.parametrize("name", ["docs/a.md", "python/kvtrie/a.md", "rust/core/src/a.md"])
+def test_pronouns_relatives_and_semicolons_are_counted_in_the_product(name):
+    found = {kind: [word for _, word in hits] for kind, hits in words.hits(name, CONSTRUCTED).items()}
+    pronouns = ["whose", "another", "one", "of which", "others", "those", "such"]
+    assert found["pronouns"] == pronouns
+    assert found["relatives"] == ["which", "that", "which"]
+    assert found["semicolons"] == [";", ";"]
+    assert words.hits("tests/a.md", CONSTRUCTED).keys() == {"marked", "openings"}
+
+
+def test_figures_are_per_1000_words_and_per_100_sentences():
+    row = Counter(words=2000, sentences=50, openings=1, pronouns=4)
+    assert words.figures(row) == {
+        "marked": 0,
+        "openings": 2,
+        "pronouns": 2,
+        "relatives": 0,
+        "semicolons": 0,
+    }
 
 
 def test_a_page_is_a_row_and_decisions_share_one():

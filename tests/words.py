@@ -1,10 +1,11 @@
 # ruff: noqa: T201
-"""Count marked words and sentence openings of all prose; `make lint` prints the table.
+"""Count words and constructions that make prose slow to read; `make lint` prints the table.
 
 `CONTRIBUTING.md` has the rule. Reads comments, docstrings, error messages, help texts and pages of
 the files that git tracks, without code in backticks and fenced blocks. A row is a folder or a page.
+Pronouns, relatives and semicolons are limited in the sources of the product and in `docs/`.
 `--list PREFIX` prints each hit below a path. `--check` exits with 1 if a row has more than one hit
-and is above a limit.
+of a kind and is above its limit.
 """
 
 from __future__ import annotations
@@ -20,8 +21,16 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PER_1000 = 3.0
-PERCENT = 2.0
+# Per 1000 words; openings per 100 sentences.
+LIMITS = {"marked": 3.0, "openings": 2.0, "pronouns": 8.0, "relatives": 18.0, "semicolons": 5.0}
+CONSTRUCTIONS = {
+    "pronouns": re.compile(
+        r"\b(?:ones?|those|such|others?|another|whose|of\s+which|what\s+it)\b", re.IGNORECASE
+    ),
+    "relatives": re.compile(r"\b(?:that|which|what|who)\b", re.IGNORECASE),
+    "semicolons": re.compile(r";"),
+}
+CONSTRUCTED = re.compile(r"^(rust/\w+/src|python/kvtrie|docs)(/|$)")
 UNCOUNTED = re.compile(r"^(typings|benches/peers/envs)/")
 
 MARKED = re.compile(
@@ -143,12 +152,12 @@ def _plain(text):
     return CODE.sub(lambda code: "~" + "\n" * code[0].count("\n"), text)
 
 
-def marked(text):
-    """Marked words of a text, as pairs of offset in lines and word."""
+def hits_of(text, pattern):
+    """Matches of a pattern in a text, as pairs of offset in lines and matched words."""
     text = _plain(text)
     return [
         (text.count("\n", 0, hit.start()), " ".join(hit[0].lower().split()))
-        for hit in MARKED.finditer(text)
+        for hit in pattern.finditer(text)
     ]
 
 
@@ -171,12 +180,23 @@ def row_of(path):
     return path if path.endswith(".md") and parent != "docs/decisions" else parent
 
 
+def hits(name, text):
+    """All hits of a text by kind, as pairs of offset in lines and what was found."""
+    opened = [(at, sentence) for at, sentence in sentences(text) if OPENING.match(sentence)]
+    found = {"marked": hits_of(text, MARKED), "openings": opened}
+    if CONSTRUCTED.match(name):
+        found |= {kind: hits_of(text, pattern) for kind, pattern in CONSTRUCTIONS.items()}
+    return found
+
+
 def count(root, listed=None):
-    """Words, marked words, sentences and openings per row; prints each hit below `listed`."""
+    """Words, sentences and hits by kind per row; prints each hit below `listed`."""
     rows = defaultdict(Counter)
     names = subprocess.check_output(["git", "ls-files"], cwd=root, text=True).splitlines()  # noqa: S607
     for name in names:
         if UNCOUNTED.match(name) or not (root / name).is_file():
+            continue
+        if listed is not None and not name.startswith(listed):
             continue
         try:
             texts = prose(name, (root / name).read_text())
@@ -184,48 +204,42 @@ def count(root, listed=None):
             continue
         for line, text in texts:
             row = rows[row_of(name)]
-            hits, spoken = marked(text), list(sentences(text))
-            opened = [(at, sentence) for at, sentence in spoken if OPENING.match(sentence)]
             row["words"] += len(WORD.findall(_plain(text)))
-            row["marked"] += len(hits)
-            row["sentences"] += len(spoken)
-            row["openings"] += len(opened)
-            if listed is not None and name.startswith(listed):
-                lines = text.splitlines()
-                for at, word in hits:
-                    print(f"{name}:{line + at}: {word}: {lines[at].strip()}")
-                for at, sentence in opened:
-                    print(f"{name}:{line + at}: opening: {' '.join(sentence.split())[:70]}")
+            row["sentences"] += len(list(sentences(text)))
+            lines = text.splitlines()
+            for kind, found in hits(name, text).items():
+                row[kind] += len(found)
+                for at, words in found if listed is not None else ():
+                    print(f"{name}:{line + at}: {kind}: {words[:40]}: {lines[at].strip()}")
     return {name: row for name, row in rows.items() if row["words"]}
 
 
 def figures(row):
-    """Marked words per 1000 words, and openings per 100 sentences."""
-    return 1000 * row["marked"] / row["words"], 100 * row["openings"] / max(row["sentences"], 1)
+    """Hits per 1000 words by kind; openings per 100 sentences."""
+    return {
+        kind: 100 * row[kind] / max(row["sentences"], 1)
+        if kind == "openings"
+        else 1000 * row[kind] / row["words"]
+        for kind in LIMITS
+    }
 
 
 def main():
     """Print the table; with `--check` exit with 1 if a row is above a limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="exit with 1 above a limit")
-    parser.add_argument("--list", metavar="PREFIX", help="print each hit below this path instead")
+    parser.add_argument("--list", metavar="PREFIX", help="print each hit below this path first")
     args = parser.parse_args()
     rows = count(ROOT, args.list)
-    if args.list is not None:
-        return 0
     above = []
-    print(f"{'words':>7} {'marked':>7} {'per 1000':>9} {'openings %':>11}  folder or page")
+    print(f"{'words':>7}", *(f"{kind:>10}" for kind in LIMITS), " folder or page")
     for name, row in sorted(rows.items()):
-        per_1000, percent = figures(row)
-        over = (per_1000 > PER_1000 and row["marked"] > 1) or (
-            percent > PERCENT and row["openings"] > 1
-        )
+        values = figures(row)
+        over = [kind for kind in LIMITS if values[kind] > LIMITS[kind] and row[kind] > 1]
         above += [name] if over else []
-        print(
-            f"{row['words']:7} {row['marked']:7} {per_1000:9.1f} {percent:11.1f}"
-            f"  {name}{'  *' if over else ''}"
-        )
-    print(f"{len(above)} of {len(rows)} above {PER_1000:g} per 1000 or {PERCENT:g} % openings")
+        columns = (f"{values[kind]:10.1f}" for kind in LIMITS)
+        print(f"{row['words']:7}", *columns, f" {name}", "*" if over else "")
+    print(f"{len(above)} of {len(rows)} above", ", ".join(f"{k} {v:g}" for k, v in LIMITS.items()))
     return 1 if args.check and above else 0
 
 
