@@ -33,7 +33,7 @@ def profile_server(
     server: Server,
     *,
     longest: int,
-    requests: Sequence[int] = (1, 2, 4, 8),
+    requests: Sequence[int] = (1, 4, 16, 32),
     repeats: int = 5,
     vocabulary: int = 8192,
     on_step: Callable[[str], object] = lambda _: None,
@@ -59,7 +59,7 @@ def profile_server(
     on_step("First requests")
     server.answer(cells.words(longest // 2), 4)
     for number in range(repeats):
-        # # A disturbed round affects a single value of each cell, not all values of a cell.
+        # A disturbed round affects a single value of each cell, not all values of a cell.
         for _ in range(_SINGLES):
             cells.first_token(0, 1)
         for context in contexts:
@@ -119,15 +119,17 @@ class _Cells:
         self._times["first", context, count].append(self._server.answer(prompt, 1).first_ns)
 
     def step(self, context: int, many: int) -> None:
-        """Measure several concurrent answers, with tokens made in the same steps."""
-        prompts = [self._cached(context) + self.words(1) for _ in range(many)]
+        """Measure several concurrent answers to one prompt, with tokens made in the same steps."""
+        # A prompt of each request would take a prefill of each.
+        cached = self._cached(context)
+        prompts = [cached + self.words(1) for _ in range(many)]
         with ThreadPoolExecutor(many) as threads:
             answers = list(threads.map(self._server.answer, prompts, [_DECODED] * many))
         begin = max(answer.parts[0] for answer in answers)
         end = min(answer.parts[-1] for answer in answers)
         for answer in answers:
             together = [at for at in answer.parts if begin <= at <= end]
-            # # Parts may come in bursts, but their mean distance equals the step time.
+            # Parts may come in bursts, but their mean distance equals the step time.
             if len(together) > 1:
                 step = (together[-1] - together[0]) / (len(together) - 1)
                 self._times["step", context, many].append(step)
