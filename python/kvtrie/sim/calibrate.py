@@ -208,7 +208,7 @@ def _least_squares(
         normal, pull = slopes.T @ slopes, slopes.T @ errors[fitted].ravel()
         before = loss
         while damping < _MOST_DAMPING:
-            # # A setting without an effect keeps its value.
+            # A setting without an effect keeps its value.
             scale = np.diag(np.maximum(np.diag(normal), 1e-12))
             move = np.linalg.lstsq(normal + damping * scale, -pull, rcond=None)[0]
             place = at + np.clip(move, -1.0, 1.0)

@@ -108,7 +108,7 @@ def leaves_first(requests: Sequence[_HasBlocks], capacity: int) -> OfflineHits:
     for path, uses in zip(paths, _following(paths), strict=True):
         hits = next((n for n, block in enumerate(path) if block not in cached), len(path))
         found.append(tuple(range(hits)))
-        # # The running path is not in the heap. It is added below, when its next uses are known.
+        # The running path is not in the heap. It is added below, when its next uses are known.
         for block in path[:hits]:
             cached[block] = -1
         while len(cached) + len(path) - hits > capacity:

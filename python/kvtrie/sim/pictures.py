@@ -166,7 +166,7 @@ def draw_tiers(
     Raises:
         ConfigError: the file cannot be written.
     """
-    # # All machines are sampled at the same times, so each time is a row.
+    # All machines are sampled at the same times, so each time is a row.
     times = np.array(sorted({at for at, _, _ in samples}), dtype=np.int64)
     place = {at: row for row, at in enumerate(times.tolist())}
     blocks = np.zeros((len(times), len(kinds)))

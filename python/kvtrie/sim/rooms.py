@@ -81,7 +81,7 @@ def over_rooms(
             found.append(_future(requests, room, block_tokens))
             continue
         tiers = [Tier("gpu", blocks=room)]
-        # # `lru` is included for comparison, and has no values for further objectives.
+        # `lru` is included for comparison, and has no values for further objectives.
         named = objective if policy != "lru" else "cost"
         manager = open_manager(tiers, policy=policy, block_tokens=block_tokens, objective=named)
         played = replay(requests, manager, block_tokens=block_tokens, ends=ends)

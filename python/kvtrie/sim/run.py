@@ -155,7 +155,7 @@ def play(
     kinds = [*(tier.kind for tier in config.tiers), "peer"]
     none = {**dict.fromkeys((*_KINDS, *kinds), 0), "peer": 0}
     counts = Counts()
-    # # By tier, and last for peers.
+    # By tier, and last for peers.
     found, spared = [0] * len(kinds), [0] * len(kinds)
     goals = config.goals or Goals()
 

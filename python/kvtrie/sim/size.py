@@ -136,7 +136,7 @@ class Sizes:
         best = highs
         lines = itertools.product(*(self._spaced(axis) for axis in self.axes[:-1]))
         for line in sorted(lines, key=lambda line: self._cost((*line, lows[-1]))):
-            # # Neither this line nor a later line can be cheaper.
+            # Neither this line nor a later line can be cheaper.
             if self._cost((*line, lows[-1])) >= self._cost(best):
                 break
             if self._meets((*line, highs[-1])):

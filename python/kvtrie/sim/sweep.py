@@ -108,7 +108,7 @@ def digest_of(config: SimulationConfig) -> str:
         ConfigError: an unreadable trace.
     """
     named, path = config, config.trace.path
-    # # A generator's requests follow from the settings, so there is no file to digest.
+    # A generator's requests follow from the settings, so there is no file to digest.
     if config.trace.generator is None:
         try:
             seen = path.stat()

@@ -105,7 +105,7 @@ def toml_of(value: object) -> str:
         return f"{{{', '.join(f'{key} = {toml_of(each)}' for key, each in pairs)}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(toml_of, cast('list[Any]', value)))}]"
-    # # Strings, numbers and booleans are written like JSON. Settings have no dates.
+    # Strings, numbers and booleans are written like JSON. Settings have no dates.
     return json.dumps(value, ensure_ascii=False)
 
 

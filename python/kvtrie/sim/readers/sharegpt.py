@@ -216,7 +216,7 @@ def _values(path: Path) -> Iterator[tuple[int, object]]:
                             f"{path}, line {line}: no end of the JSON value within "
                             f"{MOST_CHARACTERS} characters, the most that are read as one"
                         ) from error
-                    # # Incomplete: read twice the length, so a long value is not decoded often.
+                    # Incomplete: read twice the length, so a long value is not decoded often.
                     wanted = 2 * (len(buffer) - at)
                 else:
                     yield line, value

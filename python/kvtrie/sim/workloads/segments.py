@@ -107,7 +107,7 @@ class Segments:
                 inside = rng.sample(earlier[front:], reused - front)
             fresh = list(range(following, following + number - reused))
             following += len(fresh)
-            # # If possible, a new segment ends the common front.
+            # If possible, a new segment ends the common front.
             prompt += fresh[:1]
             others = inside + fresh[1:]
             rng.shuffle(others)
