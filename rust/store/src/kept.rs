@@ -357,9 +357,8 @@ impl KeptFile {
         let (sum, key, record) = (xxh3_64(bytes), record.key(), record.encode());
         let mut slots = lock(&self.slots);
         let pending = &mut slots.pending;
-        let current = |copying: &&mut Pending| {
-            copying.generation == generation && copying.writers == 0
-        };
+        let current =
+            |copying: &&mut Pending| copying.generation == generation && copying.writers == 0;
         let Some(copying) = pending.get_mut(&slot).filter(current) else { return Ok(false) };
         if copying.key != key {
             return Err(Error::config(format!(

@@ -90,9 +90,7 @@ def _put_settings(stated: Sequence[str], extra: dict[str, Any]) -> None:
             raise ConfigError(f"--set {name}, and there is no {kind} tier: --{kind} makes it")
         row = tiers[kind] if dot else extra
         if key in row:
-            raise ConfigError(
-                f"--set {name}, and another option gives {key}: leave out either"
-            )
+            raise ConfigError(f"--set {name}, and another option gives {key}: leave out either")
         row[key] = value
 
 

@@ -156,7 +156,9 @@ mod tests {
         for (step, load) in steps.iter().zip(load) {
             match step.source {
                 Source::Resident { ready } => {
-                    arrival.iter_mut().for_each(|at| *at = ready.max(*at));
+                    for at in &mut arrival {
+                        *at = ready.max(*at);
+                    }
                 }
                 Source::Load { .. } if *load => {}
                 Source::Load { .. } | Source::Missing => compute += step.compute,

@@ -116,7 +116,9 @@ impl Manager {
         let mut say = |what: String| broken.push(format!("block {block} on '{name}' {what}"));
         match residency.state {
             ResidencyState::Absent
-                if residency.slot != NO_SLOT || !residency.have.is_empty() || residency.busy > 0 =>
+                if residency.slot != NO_SLOT
+                    || !residency.have.is_empty()
+                    || residency.busy > 0 =>
             {
                 say(format!("is absent with slot {}, layers {}", residency.slot, residency.have));
             }
