@@ -2823,7 +2823,7 @@ class Simulation:
         token_budget: int = 2048,
         max_running: int = 256,
         token_by_token: bool = False,
-        cache_answers: bool = False,
+        answers: Literal["released", "cached"] = "released",
         prefill: int = 1,
         network: Lane | None = None,
         directory_ns: int | None = None,
@@ -2887,8 +2887,8 @@ class Simulation:
             token_budget: maximum number of tokens of a step of the continuous engine.
             max_running: maximum number of requests with blocks there, at most the budget.
             token_by_token: whether each of its steps with decodes only is a separate event.
-            cache_answers: whether the full blocks of an answer stay cached there. No later prompt
-                matches them.
+            answers: whether the full blocks of an answer stay cached there after the request. No
+                later prompt matches them.
             prefill: number of machines that compute prompts for a disaggregated engine.
             network: the lane between two machines for its hand-over of requests, if `peers` is
                 None.

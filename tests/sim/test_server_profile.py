@@ -149,5 +149,5 @@ def test_the_command_profiles_a_server(tmp_path, capsys, monkeypatch):
     assert "request_ns" in capsys.readouterr().out
     passes = read_passes(out)
     assert passes.prefill[:2] == ([0, 32], [1, 4, 16, 32])
-    assert passes.decode[:2] == ([0, 32], [1, 2, 4, 8])
+    assert passes.decode[:2] == ([0, 32], [1, 4, 16, 32])
     assert passes.price()[3] == passes.request == REQUEST

@@ -147,8 +147,11 @@ def with_sessions(
     last = set(newest.values()) if ends else set[int]()
     rng = random.Random(seed)  # noqa: S311 - a workload needs no secrecy
     for at, request in enumerate(requests):
-        given = request[5] if len(request) > 5 else {}  # noqa: PLR2004 - has optional fields
-        more = cast("OptionalFields", {**cast("OptionalFields", given), "last": at in last})
+        fields = cast(
+            "OptionalFields",
+            request[5] if len(request) > 5 else {},  # noqa: PLR2004 - has optional fields
+        )
+        more = cast("OptionalFields", {**fields, "last": at in last})
         if reports.number and "after" in more:
             raise ConfigError(
                 f"trace.reports.number is {reports.number}, but request {at + 1} waits for others "

@@ -79,14 +79,14 @@ impl Simulation {
         policy=String::from("learned"), cost=None, structure=Structure::LeafOnly,
         drop_order=DropOrder::Shallow, reuse=true, epsilon=0.015_625, load=None, keep=1,
         wait=None, router=None, transfer=None, moves_per_job=64, peers=None, engine=None,
-        token_budget=2048, max_running=256, token_by_token=false, cache_answers=false, prefill=1,
+        token_budget=2048, max_running=256, token_by_token=false, answers=None, prefill=1,
         network=None, directory_ns=None, prefetch=None, clients=None, logged=false, objective=Objective::Cost,
         resume=None, remote=None, reports=None
     ), text_signature = "(model, tiers, *, price, machines=1, block_tokens=16, token_weight=1, \
         policy='learned', cost='default', structure='leaf-only', drop_order='shallow', reuse=True, \
         epsilon=0.015625, load='all', keep=1, wait='all', router='round-robin', \
         transfer='executor', moves_per_job=64, peers=None, engine='serial', token_budget=2048, \
-        max_running=256, token_by_token=False, cache_answers=False, prefill=1, network=None, \
+        max_running=256, token_by_token=False, answers='released', prefill=1, network=None, \
         directory_ns=None, \
         prefetch='never', clients=None, logged=False, objective='cost', resume=None, remote=None, \
         reports=('progress', 0, False))")]
@@ -114,7 +114,7 @@ impl Simulation {
         #[pyo3(from_py_with = number::token_budget)] token_budget: u64,
         #[pyo3(from_py_with = number::max_running)] max_running: u64,
         token_by_token: bool,
-        cache_answers: bool,
+        answers: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = number::prefill)] prefill: usize,
         network: Option<&Bound<'_, PyAny>>,
         directory_ns: Option<DirectoryTime>,
@@ -151,6 +151,7 @@ impl Simulation {
         let waits = [("all", Wait::All), ("layer", Wait::Layer), ("step", Wait::Step)];
         let wait = wait.map_or(Ok(Wait::All), |given| choice(given, "wait", &waits))?;
         let layerwise = wait == Wait::Layer;
+        let cache_answers = word(answers, "answers", ["released", "cached"])?;
         let limits = Limits { token_budget, max_running, token_by_token, cache_answers };
         let kinds = [
             ("serial", Kind::Serial),

@@ -130,7 +130,7 @@ pub trait Engine: Debug + Send {
     /// peer. Returns whether the request left the queue: it may wait there for room.
     ///
     /// # Errors
-/// Errors of the manager, except for missing room.
+    /// Errors of the manager, except for missing room.
     fn begin(&mut self, machine: &mut Machine, fetched: Range<usize>, now: Nanos) -> Result<bool>;
 
     /// Start the step if it has work and no step is running.

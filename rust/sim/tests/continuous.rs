@@ -9,7 +9,8 @@ use crate::rig::{drawn, play, requests, settings, tier, together, ttft, two_tier
 const A: u32 = 1;
 const B: u32 = 2;
 const C: u32 = 3;
-const LIMITS: Limits = Limits { token_budget: 64, max_running: 8, token_by_token: false, cache_answers: false };
+const LIMITS: Limits =
+    Limits { token_budget: 64, max_running: 8, token_by_token: false, cache_answers: false };
 
 /// A GPU that is large enough.
 fn one_tier(blocks: u32) -> Settings {

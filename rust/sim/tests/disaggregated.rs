@@ -10,7 +10,8 @@ use crate::rig::{drawn, play, requests, settings, tier, together, ttft};
 
 const A: u32 = 1;
 const B: u32 = 2;
-const LIMITS: Limits = Limits { token_budget: 64, max_running: 8, token_by_token: false, cache_answers: false };
+const LIMITS: Limits =
+    Limits { token_budget: 64, max_running: 8, token_by_token: false, cache_answers: false };
 
 /// A block takes 2 ms from one machine to another.
 fn apart(mut config: Config, prefill: usize) -> Config {

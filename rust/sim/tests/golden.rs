@@ -158,13 +158,15 @@ fn serial() {
 
 #[test]
 fn continuous() {
-    let limits = Limits { token_budget: 64, max_running: 8, token_by_token: false, cache_answers: false };
+    let limits =
+        Limits { token_budget: 64, max_running: 8, token_by_token: false, cache_answers: false };
     check("continuous.txt", together(small(), 1, limits, Wait::All));
 }
 
 #[test]
 fn disaggregated() {
-    let limits = Limits { token_budget: 64, max_running: 8, token_by_token: false, cache_answers: false };
+    let limits =
+        Limits { token_budget: 64, max_running: 8, token_by_token: false, cache_answers: false };
     let mut config = together(small(), 3, limits, Wait::All);
     config.service.kind = engine::Kind::Disaggregated(limits, 1);
     let shares = Some("net".into());

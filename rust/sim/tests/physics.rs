@@ -97,7 +97,8 @@ fn bandwidth_without_end_spares_the_transmissions() {
             (tier.read.bytes_per_s, tier.store.bytes_per_s) = (u64::MAX, u64::MAX);
         }
     };
-    let limits = Limits { token_budget: 64, max_running: 8, token_by_token: false, cache_answers: false };
+    let limits =
+        Limits { token_budget: 64, max_running: 8, token_by_token: false, cache_answers: false };
     for machine in [
         |settings, _| config(settings, 1, Wait::All),
         |settings, limits| together(settings, 1, limits, Wait::All),

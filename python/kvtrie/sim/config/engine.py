@@ -23,7 +23,7 @@ def engine_of(table: Table, machines: int) -> dict[str, Any]:
         more["max_running"] = table.number("max_running", most, 1, more["token_budget"])
         one_by_one = table.take("token_by_token", False)  # noqa: FBT003
         more["token_by_token"] = flag(table.key("token_by_token"), one_by_one)
-        more["cache_answers"] = table.flag("cache_answers", default=False)
+        more["answers"] = table.word("answers", ("released", "cached"))
     if kind == "disaggregated":
         if machines == 1:
             raise ConfigError('machines is 1: engine.kind = "disaggregated" wants at least 2')

@@ -39,7 +39,7 @@ class OptionalFields(TypedDict, total=False):
     named: bool
 
 
-RowWithMore: TypeAlias = "tuple[int, NDArray[np.uint32], int, int, str | None, More]"
+RowWithMore: TypeAlias = "tuple[int, NDArray[np.uint32], int, int, str | None, OptionalFields]"
 """A request with optional fields."""
 
 AnyRow: TypeAlias = "RequestRow | RowWithMore"

@@ -158,11 +158,7 @@ pub(crate) fn drawn(seed: u64) -> (Settings, Limits, Vec<Request>) {
     };
     let trace = (0..60).map(request).collect();
     let token_budget = token_budget.into();
-    let limits = Limits {
-        token_budget,
-        max_running,
-        token_by_token: false,
-        cache_answers: seed % 2 == 1,
-    };
+    let limits =
+        Limits { token_budget, max_running, token_by_token: false, cache_answers: seed % 2 == 1 };
     (settings, limits, trace)
 }

@@ -134,7 +134,8 @@ impl Running {
     /// Commit the written tokens of the answer. Equal tokens are unique to the request.
     pub(super) fn commit_answer(&self, machine: &mut Machine, now: Nanos) -> Result<()> {
         let weight = u64::from(machine.calls.settings().token_weight);
-        let token = Token::MAX - Token::try_from(self.request.id % u64::from(Token::MAX)).unwrap_or(0);
+        let token =
+            Token::MAX - Token::try_from(self.request.id % u64::from(Token::MAX)).unwrap_or(0);
         let tokens = vec![token; self.request.reserve(weight)];
         machine.calls.commit(self.prefill.lease, &tokens, now)
     }
