@@ -92,7 +92,9 @@ stay, such as blocks which it reads.
 
 @pytest.mark.parametrize("name", ["docs/a.md", "python/kvtrie/a.md", "rust/core/src/a.md"])
 def test_pronouns_relatives_and_semicolons_are_counted_in_the_product(name):
-    found = {kind: [word for _, word in hits] for kind, hits in words.hits(name, CONSTRUCTED).items()}
+    found = {
+        kind: [word for _, word in hits] for kind, hits in words.hits(name, CONSTRUCTED).items()
+    }
     pronouns = ["whose", "another", "one", "of which", "others", "those", "such"]
     assert found["pronouns"] == pronouns
     assert found["relatives"] == ["which", "that", "which"]

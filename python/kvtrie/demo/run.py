@@ -168,7 +168,7 @@ def _run(options: Options, speaker: Speaker, console: Console) -> int:
     if options.json:
         document = {"model": speaker.name, "options": asdict(options), "restored": found}
         document |= {"ok": ok, "verdict": sentence} | _document(record, manager)
-        document["gains"] = [asdict(each) for each in found_gains]
+        document |= {"gains": [asdict(each) for each in found_gains]}
         sys.stdout.write(json.dumps(document, default=str) + "\n")
     return 0 if ok else 1
 
