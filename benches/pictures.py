@@ -118,78 +118,53 @@ def draw_closed_gap(figures: dict[str, dict[str, float]]) -> Figure:
     return drawn
 
 
-def fusion(record: dict[str, Any]) -> dict[str, list[float]]:
-    """Cost and recovered quality with its interval, by selection."""
-    names = {
-        "none 0.0": "plain reuse",
-        "first 0.15": "first tokens of chunks, 15 %",
-        "random 0.15": "random tokens, 15 %",
-        "values 0.15, at 2": "CacheBlend's selection (values), 15 %",
-        "first+question 0.15, heed 12-19": "ours: first+question, 15 %",
-        "values+question 0.3, at 2, heed 12-19": "ours: values+question, 30 %",
+def fusion(record: dict[str, Any]) -> dict[str, list[list[float]]]:
+    """Cost and recovered quality with its interval by curve; a point per share of tokens."""
+    curves = {
+        "plain reuse and full prefill": ("none 0.0",),
+        "CacheBlend's selection": ("values 0.15, at 2",),
+        "random tokens": ("random 0.15",),
+        "kvtrie: first tokens of chunks": ("first 0.05", "first 0.15"),
+        "kvtrie: with the question's attention": (
+            "first+question 0.15, heed 12-19",
+            "values+question 0.3, at 2, heed 12-19",
+        ),
     }
-    figures = {}
-    for row in record["rows"]:
-        if row["setting"] in names:
-            mean = row["recovered"]["mean"]
-            point = [row["cost"], mean["value"], mean["low"], mean["high"]]
-            figures[names[row["setting"]]] = [round(each, 3) for each in point]
-    return {**figures, "full prefill": [1.0, 1.0, 1.0, 1.0]}
+    rows = {row["setting"]: row for row in record["rows"]}
+    figures = {
+        name: [
+            [round(row["cost"], 3)]
+            + [round(row["recovered"]["mean"][part], 3) for part in ("value", "low", "high")]
+            for row in map(rows.__getitem__, settings)
+        ]
+        for name, settings in curves.items()
+    }
+    served = {row["what"]: row for row in record_of("fusion")["rows"]}["prefix reuse"]
+    figures["prefix reuse"] = [[round(served["ours"] / served["peer"], 3), 1.0, 1.0, 1.0]]
+    figures["plain reuse and full prefill"].append([1.0, 1.0, 1.0, 1.0])
+    return figures
 
 
-def draw_fusion(figures: dict[str, list[float]]) -> Figure:
-    """Draw quality over cost, a point per selection."""
-    best = figures["ours: values+question, 30 %"]
+def draw_fusion(figures: dict[str, list[list[float]]]) -> Figure:
+    """Draw quality over cost, a curve per selection, between plain reuse and a full prefill."""
+    best = figures["kvtrie: with the question's attention"][-1]
     title = (
         f"Fusion recovers {best[1]:.0%} of a full prefill's quality at {best[0]:.0%} of its cost"
     )
-    drawn = figure(title, 5)
+    drawn = figure(title, 4.6)
     axes = drawn.subplots()
-    for name, (cost, value, low, high) in figures.items():
-        colour = OURS if "ours" in name else OTHER if "CacheBlend" in name else PLAIN
-        axes.plot([cost, cost], [low, high], color=colour, linewidth=1.5)
-        axes.plot([cost], [value], "o", color=colour, markersize=8)
-        side = -1 if name == "full prefill" else 1
-        axes.annotate(
-            *(name, (cost, value)),
-            xytext=(9 * side, 0),
-            textcoords="offset points",
-            ha="left" if side > 0 else "right",
-            va="center",
-            color=INK,
-            fontsize=10,
-        )
+    colours = dict(zip(figures, (PLAIN, OTHER, SERVED, "#7fa6d6", OURS, INK), strict=True))
+    for name, points in figures.items():
+        costs, values, lows, highs = zip(*points, strict=True)
+        line = "--" if name.startswith("plain") else "-"
+        axes.plot(costs, values, line, marker="o", color=colours[name], label=name, markersize=7)
+        axes.vlines(costs, lows, highs, color=colours[name], linewidth=1.5)
     axes.set_xlim(0, 1.05)
     axes.set_xlabel("CPU time, share of a full prefill")
     axes.set_ylabel("recovered: 1 - KL / KL of plain reuse (95 %)")
     axes.grid(visible=True, color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    return drawn
-
-
-def exact_matches(record: dict[str, Any]) -> dict[str, list[float]]:
-    """Per cent of exact matches and half of their interval, by arm."""
-    rows = [row for row in record["rows"] if row["unit"] == "%"]
-    return {row["what"]: [row["ours"], row["more"]["half"]] for row in rows}
-
-
-def draw_exact_matches(figures: dict[str, list[float]]) -> Figure:
-    """Draw a bar per arm."""
-    drawn = figure("Training under the policy answers no better than training dense", 3.4)
-    axes = drawn.subplots()
-    names = list(reversed(figures))
-    axes.barh(
-        names,
-        [figures[name][0] for name in names],
-        xerr=[figures[name][1] for name in names],
-        color=[OURS if name == "trained, policy" else PLAIN for name in names],
-        height=0.55,
-        capsize=4,
-    )
-    axes.set_xlim(0, 100)
-    axes.set_xlabel("exact matches on held-out cases under the policy, % (95 % intervals)")
-    axes.tick_params(axis="y", length=0)
-    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9, loc="lower right")
     return drawn
 
 
@@ -263,21 +238,63 @@ def draw_stores(figures: dict[str, dict[str, list[list[float]]]]) -> Figure:
     return drawn
 
 
+def first_token_times(record: dict[str, Any]) -> dict[str, dict[str, list[list[float]]]]:
+    """Median first-token times measured and predicted in seconds, by tiers and workload."""
+    figures: dict[str, dict[str, list[list[float]]]] = {}
+    for row in record["rows"]:
+        point = [round(row[side]["median"], 4) for side in ("seen", "predicted")]
+        figures.setdefault(row["tiers"], {}).setdefault(row["workload"], []).append(point)
+    return figures
+
+
+def draw_first_token_times(figures: dict[str, dict[str, list[list[float]]]]) -> Figure:
+    """Draw a point per run, the diagonal, and a band of 15 % around it."""
+    points = [point for each in figures.values() for runs in each.values() for point in runs]
+    near = sum(abs(predicted / measured - 1) <= 0.15 for measured, predicted in points)
+    title = f"{near} of {len(points)} runs: median first-token time within 15 % of the prediction"
+    drawn = figure(title, 5)
+    axes = drawn.subplots()
+    ends = [0.8 * min(map(min, points)), 1.25 * max(map(max, points))]
+    axes.plot(ends, ends, color=INK, linewidth=0.8)
+    axes.fill_between(ends, [0.85 * x for x in ends], [1.15 * x for x in ends], color="#eeeeee")
+    for (tiers, workloads), colour in zip(figures.items(), (PLAIN, OURS, OTHER), strict=True):
+        for (workload, runs), mark in zip(workloads.items(), "os^", strict=True):
+            label = f"{workload}; {'without kvtrie' if tiers == 'none' else f'kvtrie, {tiers}'}"
+            measured, predicted = zip(*runs, strict=True)
+            axes.plot(measured, predicted, mark, color=colour, label=label)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(*ends)
+    axes.set_ylim(*ends)
+    axes.set_xlabel("measured, s (vLLM's CPU server, SmolLM2-135M)")
+    axes.set_ylabel("predicted by kvtrie sim, s")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
+    return drawn
+
+
 PICTURES: dict[str, tuple[str, Callable[[Any], Any], Callable[[Any], Figure]]] = {
     "first-token": ("engines", first_token, draw_first_token),
     "policies-agents": ("policies", closed_gap, draw_closed_gap),
     "fusion": ("eval_fusion", fusion, draw_fusion),
-    "eval-train": ("eval_train", exact_matches, draw_exact_matches),
     "eval-advise": ("eval_advise", advice, draw_advice),
+    "eval-times": ("eval_times", first_token_times, draw_first_token_times),
     "shared-store": ("sim_store", stores, draw_stores),
 }
 """By picture: the record, the figures that are shown, and the function that draws them."""
 
 
+def record_of(name: str) -> Any:
+    """A record, by its name."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
 def shown(name: str) -> Any:
     """The figures that a picture has to show, from its record."""
     record, figures_of, _ = PICTURES[name]
-    return figures_of(json.loads((RESULTS / f"{record}.json").read_text()))
+    return figures_of(record_of(record))
 
 
 def draw(name: str, folder: Path = IMAGES) -> None:

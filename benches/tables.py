@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from benches.eval_times import page as times
 from benches.pages import write_part
 from benches.policies import page as policies
 
@@ -488,6 +489,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "eval_train": eval_train,
     "eval_why": eval_why,
     "eval_advise": eval_advise,
+    "eval_times": lambda record: times.page(record, grid, when(record["about"])),
     "selective_eval": selective_eval,
     "sim_progress": sim_progress,
     "sim_reading": sim_reading,
@@ -504,7 +506,7 @@ def page(name: str) -> Path:
     """The page that has the table of a record."""
     if name in {"policies", "sim_progress", "sim_prefetch"}:
         return POLICIES
-    if name in {"sim_store", "sim_reading", "sim_curves"}:
+    if name in {"sim_store", "sim_reading", "sim_curves", "eval_times"}:
         return SIMULATOR
     return EVALUATIONS if name in EVALUATED else BENCHMARKS
 

@@ -162,18 +162,20 @@ class TimesEvaluation(Evaluation[Record]):
         path.write_text(self.by_key["", "", 0.0].profile)
         return path
 
-    def trace(self, workload: str, tiers: str, load: float) -> Path:
-        """The requests that make a load of what the simulated server sustains."""
+    def trace(self, workload: str, count: int, span: float) -> Path:
+        """Write a number of requests that come in within some seconds."""
         path = Path(self.folder.name) / "trace.jsonl"
         source = self.recording(workload)
         assert source is not None
         made = WORKLOADS[workload]
-        # All at once: what it sustains.
-        write_trace(path, made, made.asks(source, FLOOD, 1e-3))
-        sustained = rate(self.simulated(path, workload, tiers))
-        count = max(8, round(load * self.span * sustained))
-        write_trace(path, made, made.asks(source, count, self.span))
+        write_trace(path, made, made.asks(source, count, span))
         return path
+
+    def count(self, workload: str, tiers: str, load: float) -> int:
+        """The number of requests that makes a load of what the simulated server sustains."""
+        flood = self.trace(workload, FLOOD, 1e-3)  # all at once
+        sustained = rate(self.simulated(flood, workload, tiers))
+        return max(8, round(load * self.span * sustained))
 
     def simulated(
         self,
@@ -195,7 +197,7 @@ class TimesEvaluation(Evaluation[Record]):
         """Answer a workload at each load."""
         with self.server(WORKLOADS[workload].pool, self.tiers(workload, tiers)) as served:
             for _, _, load in keys:
-                trace = self.trace(workload, tiers, load)
+                trace = self.trace(workload, self.count(workload, tiers, load), self.span)
                 served.warm()
                 played = play(served, trace)
                 yield Record(self.world, workload, tiers, load, **asdict(played))
@@ -207,7 +209,7 @@ class TimesEvaluation(Evaluation[Record]):
             run = self.by_key.get((name, tiers, load))
             if run is None or run.requests is None or run.found is None:
                 continue
-            trace = self.trace(name, tiers, load)
+            trace = self.trace(name, len(run.requests), self.span)
             lines = trace.read_text().splitlines()
             prompts = sum(len(json.loads(line)["tokens"]) for line in lines)
             seen = figures_of(run.requests)

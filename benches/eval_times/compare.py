@@ -74,6 +74,7 @@ TERMS: dict[str, Callable[[SimulationConfig], SimulationConfig]] = {
     "time of copies": _no_copies,
     "loads within the step that reads them": _engine(wait="all"),
     "chunks of a prefill": _engine(token_budget=2**20),
+    "answers in the cache": _engine(answers="released"),
 }
 """By term: the settings of a run without it."""
 

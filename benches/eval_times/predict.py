@@ -107,6 +107,7 @@ def predicted(
             "wait": "step",
             "token_budget": BUDGET,
             "max_running": RUNNING,
+            "answers": "cached",
         },
         "cost": {"kind": "profile", "path": str(profile)},
         "lanes": {"path": str(profile)},
