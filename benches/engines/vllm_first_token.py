@@ -28,6 +28,8 @@ os.environ |= {
 import numpy as np
 from vllm import LLM, SamplingParams
 
+from benches.engines.launch import ON_GPU, PORTABLE
+
 BLOCK = 32
 
 
@@ -40,11 +42,12 @@ def transfer(what, room, folder):
         os.environ |= {"LMCACHE_LOCAL_CPU": "True", "LMCACHE_MAX_LOCAL_CPU_SIZE": size}
         return {"kv_role": "kv_both", "kv_connector": "LMCacheConnectorV1"}
     settings = {"kv_role": "kv_both", "kv_connector": "OffloadingConnector"}
-    extra = {
-        "spec_name": "PlainOffloadingSpec",
-        "spec_module_path": "benches.engines.plain_offload",
-        "cpu_bytes_to_use": room,
-    }
+    extra = {"cpu_bytes_to_use": room}
+    if not ON_GPU:  # vLLM's own copies need a GPU
+        extra |= {
+            "spec_name": "PlainOffloadingSpec",
+            "spec_module_path": "benches.engines.plain_offload",
+        }
     if what == "kvtrie":
         settings["kv_connector"] = "KvtrieConnector"
         extra = {"tiers": [{"kind": "host", "bytes": room}]}
@@ -81,14 +84,19 @@ class Timed:
             enforce_eager=True,
             disable_log_stats=True,
             kv_transfer_config=transfer(given.what, given.host or room, given.disk),
+            **PORTABLE,
         )
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.sampling = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
 
-    def ask(self, seed):
-        """Seconds to the first token, tokens that were found, and the token."""
+    def ask(self, seed, tokens=None):
+        """Ask for the answer to a seed's prompt, or to its first tokens.
+
+        Returns:
+            Seconds to the first token, the number of tokens found, and the token.
+        """
         drawn = np.random.default_rng(seed).integers(1, self.vocabulary, self.tokens)
-        prompt = [{"prompt_token_ids": drawn.tolist()}]
+        prompt = [{"prompt_token_ids": drawn[:tokens].tolist()}]
         begun = time.perf_counter()
         (output,) = self.llm.generate(prompt, self.sampling, use_tqdm=False)
         took = time.perf_counter() - begun

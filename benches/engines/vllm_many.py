@@ -32,6 +32,7 @@ import numpy as np
 from vllm import LLM, SamplingParams
 
 from benches.engines.answers import BLOCK, compare, prompts_of
+from benches.engines.launch import PORTABLE
 
 ANSWER = 6  # tokens
 SAMPLES = 50  # of resident memory
@@ -79,6 +80,7 @@ def answers(given, prompts, extra):
         enforce_eager=True,
         disable_log_stats=True,
         kv_transfer_config=None if extra is None else transfer,
+        **PORTABLE,
     )
     sampling = SamplingParams(max_tokens=ANSWER, temperature=0, logprobs=2, detokenize=False)
     engine, begun = llm.llm_engine, time.perf_counter()

@@ -45,7 +45,7 @@ class Row:
 
     Attributes:
         name: its name in the report.
-        command: its program, without the interpreter if it begins with `-m`.
+        command: its program, without the interpreter if it begins with an option.
         seconds: its limit.
         needs: programs and packages without which it does not run.
     """
@@ -70,6 +70,7 @@ ROWS = (
     ),
     Row("memory of tiers", pytest("tests/tiers"), 40),
     Row("streams", pytest("tests/transfer/test_streams_on_gpu.py"), 40),
+    Row("late copies", pytest("tests/engines/test_late_copies.py"), 40),
     Row("an engine layer by layer", pytest("tests/engines/test_layer_by_layer.py"), 40),
     Row("selective generation", pytest("tests/selective/test_generate_on_card.py"), 40),
     Row("a training step", pytest("tests/train/test_step_on_card.py"), 40),
@@ -144,7 +145,7 @@ def missing(row: Row) -> str:
 
 def command(row: Row) -> list[str]:
     """A row's program with the interpreter in its place."""
-    if row.command[0] == "-m":
+    if row.command[0].startswith("-"):
         return [sys.executable, *row.command]
     at = row.command.index("-m")
     return [*row.command[:at], sys.executable, *row.command[at:]]
@@ -212,10 +213,10 @@ def check(
     return results
 
 
-def markdown(about: dict[str, str | None], results: Sequence[Result]) -> str:
+def markdown(name: str, about: dict[str, str | None], results: Sequence[Result]) -> str:
     """The report for people."""
     lines = [
-        f"# GPU check: {about['card'] or NO_DEVICE}",
+        f"# {name}: {about['card'] or NO_DEVICE}",
         "",
         f"{about['date']}, sources {about['sources']}",
         "",
@@ -235,14 +236,19 @@ def status(results: Sequence[Result]) -> int:
     return 1 if "failed" in states else 2 if "not run" in states else 0
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the rows, write the report, and return the exit status."""
-    parser = argparse.ArgumentParser(prog="make gpu-check", description=__doc__)
+def main(
+    words: Sequence[str] | None = None,
+    *,
+    rows: Sequence[Row] | None = None,
+    name: str = "gpu-check",
+) -> int:
+    """Run the rows, write the report `name`, and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--again", action="store_true", help="run rows again that have passed")
     parser.add_argument("--out", type=Path, default=ROOT / "target", help="folder of the report")
     given = parser.parse_args(words)
     given.out.mkdir(parents=True, exist_ok=True)
-    log: Path = given.out / "gpu-check.jsonl"
+    log: Path = given.out / f"{name}.jsonl"
     card = device()
     about = {"date": time.strftime("%Y-%m-%d"), "card": card, "sources": sources()}
     mine = {name: about[name] for name in ("card", "sources")}
@@ -259,11 +265,11 @@ def main(words: Sequence[str] | None = None) -> int:
             file.write(json.dumps({"about": mine, "result": asdict(result)}) + "\n")
         return result
 
-    results = check(ROWS, card, passed, LIMIT_S, run)
+    results = check(rows or ROWS, card, passed, LIMIT_S, run)
     document = {"about": about, "rows": [asdict(one) for one in results]}
-    (given.out / "gpu-check.json").write_text(json.dumps(document, indent=1) + "\n")
-    text = markdown(about, results)
-    (given.out / "gpu-check.md").write_text(text)
+    (given.out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    text = markdown(name, about, results)
+    (given.out / f"{name}.md").write_text(text)
     sys.stdout.write(text)
     return status(results)
 

@@ -2,18 +2,13 @@
 
 import random
 
-import numpy as np
 import pytest
-import torch
 from tests.engines.recorded_streams import RecordedStream, Timeline, record_copies
-from tests.engines.vllm_engine import BLOCKS, SIZE, Engine, play
+from tests.engines.step_rig import LAYERS, StepRig
+from tests.engines.vllm_engine import SIZE, Engine, play
 
-from kvtrie import BlockManager, ModelShape, Tier
 from kvtrie.engines.vllm.device_reports import DeviceReports
 from kvtrie.engines.vllm.step_copies import StepCopies
-from kvtrie.tiers import EnginePool, Pool
-
-LAYERS = 5
 
 
 class RecordedEngine(Engine):
@@ -86,35 +81,18 @@ def test_a_report_before_its_copy_is_found(monkeypatch):
     assert any(played(monkeypatch, seed) for seed in range(12))
 
 
-class World:
-    """Two pools, and the moves of some blocks between them."""
+class World(StepRig):
+    """A rig with recorded streams."""
 
     def __init__(self, monkeypatch):
-        shape = ModelShape(layers=LAYERS, kv_heads=1, head_dim=4)
-        self.tensors = [torch.zeros(BLOCKS, 2, SIZE, 1, 4) for _ in range(LAYERS)]
-        gpu = EnginePool(shape, SIZE, self.tensors, opaque="naive")
-        host = Pool(shape, BLOCKS, SIZE, layout=gpu.layout)
+        super().__init__()
         self.timeline = Timeline()
-        record_copies(monkeypatch, {gpu: self.timeline}, lambda: self.fails and self.fails.pop(0))
+        record_copies(
+            monkeypatch, {self.gpu: self.timeline}, lambda: self.fails and self.fails.pop(0)
+        )
         self.fails = []
         load, store = self.timeline.stream(None), self.timeline.stream(None)
-        self.copies = StepCopies(gpu, host, load, store, [range(LAYERS)])
-        tiers = [
-            Tier("gpu", blocks=BLOCKS, owner="engine", write="through"),
-            Tier("host", blocks=BLOCKS),
-        ]
-        manager, prompt = BlockManager(shape, tiers, block_tokens=SIZE), np.arange(4 * SIZE)
-        lease = manager.acquire(prompt, now=0)
-        lease.bind(0, [1, 2, 3, 4])
-        lease.store_ahead((0, 4), now=0)
-        self.stores = manager.moves()
-        manager.complete(self.stores.id, now=0)
-        lease.commit(prompt, now=0)
-        lease.release(now=0)
-        lease = manager.acquire(prompt, now=0, keep=0, load="none")
-        lease.bind(0, [5, 6, 7, 8])
-        lease.load(blocks=(0, 4), now=0)
-        self.loads = manager.moves()
+        self.copies = StepCopies(self.gpu, self.host, load, store, [range(LAYERS)])
 
     def log(self):
         log, self.timeline.log[:] = list(self.timeline.log), []
