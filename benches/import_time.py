@@ -1,4 +1,4 @@
-"""Time of `import kvtrie` compared with `import numpy`, each in fresh interpreters, in turn.
+"""Time of `import numpy, kvtrie` compared with `import numpy`, in fresh interpreters, in turn.
 
 The goal is numpy's time plus 25 ms. Prints both medians and the difference.
 """
@@ -27,17 +27,17 @@ def import_ms(module: str) -> float:
 def main() -> None:
     """Measure in turn, so that a slow moment of the machine falls on both."""
     given = options(__doc__).parse_args()
-    modules, runs = ("numpy", "kvtrie"), 1 if given.quick else RUNS
+    modules, runs = ("numpy", "numpy, kvtrie"), 1 if given.quick else RUNS
     for module in modules:  # fills the page cache and writes the bytecode
         import_ms(module)
     times = [[import_ms(module) for module in modules] for _ in range(runs)]
     medians = dict(zip(modules, map(statistics.median, zip(*times, strict=True)), strict=True))
-    extra = medians["kvtrie"] - medians["numpy"]
+    extra = medians["numpy, kvtrie"] - medians["numpy"]
     if keep(given, {"place": place(), "ms": medians, "ok": extra <= GOAL_MS}):
         return
     for module, median in medians.items():
-        print(f"import {module:<7} {median:7.1f} ms  (median of {runs})")
-    print(f"difference     {extra:7.1f} ms  (goal: at most {GOAL_MS:.0f})")
+        print(f"import {module:<13} {median:7.1f} ms  (median of {runs})")
+    print(f"difference           {extra:7.1f} ms  (goal: at most {GOAL_MS:.0f})")
 
 
 if __name__ == "__main__":

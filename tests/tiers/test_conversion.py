@@ -203,7 +203,7 @@ REFUSED = {
     ),
     "scales that nobody gives": (
         [Layout(), Layout(dtype="int8", scales="head")],
-        "scales by 'head' would have to be given; a tier finds those of each 'token' or 'group'",
+        "scales are by 'head', 'token' or 'group' wanted: a tier computes no other scales",
     ),
     "a format that kernels do not know": (
         [Layout(), Layout(dtype="float8_e5m2", scales="group")],

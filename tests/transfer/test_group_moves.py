@@ -41,7 +41,7 @@ def test_what_groups_cannot_have_is_refused():
     resume = ResumePoints()
     model = ModelShape(8, 2, 8, groups=MODELS["states"])
     gpu = Tier("gpu", bytes=40_000)
-    with pytest.raises(ConfigError, match="1 ranks, 2 blocks of staging"):
+    with pytest.raises(ConfigError, match="ranks is 1 and staging 2 blocks"):
         open_pools(model, [gpu], SIZE, resume=resume, staging=2)
     kept = Tier("host", bytes=40_000, keep="kv")
     with pytest.raises(ConfigError, match="fingerprint"):

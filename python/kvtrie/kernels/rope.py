@@ -52,8 +52,8 @@ class Rope:
                 or not table.is_contiguous()
             ):
                 raise ConfigError(
-                    f"{name} is a contiguous float32 (length, width / 2), not "
-                    f"{table.dtype} {tuple(table.shape)}"
+                    f"{name} is {table.dtype} {tuple(table.shape)}, contiguous float32 "
+                    "(length, width / 2) wanted"
                 )
         if self.cos.shape != self.sin.shape or self.cos.device != self.sin.device:
             raise ConfigError(

@@ -68,6 +68,6 @@ class Scope:
         offsets = [at for at, _ in self.extra]
         for at, digest in self.extra:
             if not digest:
-                raise ConfigError(f"the digest at token {at} is empty")
+                raise ConfigError(f"the digest at token {at} is empty, at least a byte wanted")
         if len(set(offsets)) < len(offsets):
             raise ConfigError(f"two digests have one token: offsets {offsets}")

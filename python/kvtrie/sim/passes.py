@@ -98,7 +98,7 @@ def _grid(
     if any((np.diff(axis) <= 0).any() or axis[0] < 0 for axis in axes):
         raise ConfigError(f"contexts and counts of steps must ascend: {axes}")
     if not (np.isfinite(ns).all() and (ns >= 0).all() and (ns <= _MOST_NS).all()):
-        raise ConfigError(f"times of steps are 0 to {_MOST_NS:.0f} ns, not {ns.tolist()}")
+        raise ConfigError(f"times of steps are {ns.tolist()}, 0 to {_MOST_NS:.0f} ns wanted")
     beyond = np.maximum(0, np.round(ns) - round(base))
     for axis in (0, 1):
         beyond = np.maximum.accumulate(beyond, axis=axis)

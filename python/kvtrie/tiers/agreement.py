@@ -122,8 +122,8 @@ def _check_groups(tiers: Sequence[Tier], *, ranks: int, staging: int) -> None:
     """
     if ranks > 1 or staging:
         raise ConfigError(
-            f"{ranks} ranks, {staging} blocks of staging: groups of layers are kept apart for one "
-            "rank, without staging"
+            f"ranks is {ranks} and staging {staging} blocks: groups of layers are kept apart for 1 "
+            "rank without staging"
         )
     above = tiers[0]
     for at, tier in enumerate(tiers):

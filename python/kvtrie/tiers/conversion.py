@@ -134,8 +134,8 @@ def check(one: BlockFormat, other: BlockFormat) -> None:
             continue
         if fmt.layout.scales in {"tensor", "head"}:
             raise ConfigError(
-                f"scales by {fmt.layout.scales!r} would have to be given; a tier finds those of "
-                "each 'token' or 'group'"
+                f"scales are by {fmt.layout.scales!r}, 'token' or 'group' wanted: a tier computes "
+                "no other scales"
             )
         shapes = [torch.empty(size, dtype=torch.uint8, device="meta") for size in fmt.planes()]
         found = pages(fmt, shapes, 1)

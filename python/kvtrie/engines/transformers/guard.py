@@ -104,7 +104,7 @@ class Guard:
             raise ConfigError(
                 f"{type(model.base_model).__name__} attends beyond its window of "
                 f"{config.sliding_window} tokens within a pass and not after transformers' own "
-                "cache, so no answer of it is the right one"
+                "cache, so its answers depend on the split into passes"
             )
         # Falcon builds ALiBi from a mask of rows and columns, and holes take a mask per query.
         self.fills = not getattr(config, "alibi", False)
