@@ -118,6 +118,21 @@ def test_its_metadata_has_the_version_and_the_urls(wheel):
     } <= set(lines)
 
 
+@pytest.mark.timeout(900)
+def test_the_command_of_readme_installs_it_next_to_numpy(wheel, tmp_path):
+    tag, machine = tag_of(wheel)
+    if (tag, machine) != (TAGS[0], platform.machine()):
+        pytest.skip(f"{wheel.name} is for another interpreter or processor")
+    readme = (ROOT / "README.md").read_text()
+    (command,) = re.findall(r"^pip (install --no-index .* kvtrie)$", readme, re.MULTILINE)
+    python = tmp_path / "venv/bin/python"
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
+    run(TOOLS / "uv", "pip", "install", "--quiet", "numpy", "--python", python)
+    (tmp_path / "dist").symlink_to(wheel.parent)
+    run(TOOLS / "uv", "pip", *command.split(), "--python", python, cwd=tmp_path)
+    run(python, "-c", "import kvtrie; kvtrie.BlockManager")
+
+
 @pytest.mark.skipif(not RELEASE, reason="a single wheel is not a release")
 def test_a_release_has_a_wheel_per_tag_and_a_source_distribution_with_its_commit():
     version = PACKAGE["version"]
