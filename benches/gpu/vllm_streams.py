@@ -99,12 +99,12 @@ def measured(model):
     settings |= {"rounds": 2, "disk": "", "host": None, "groups": 1, "states": False}
     timed = Timed(argparse.Namespace(**settings))
     timed.ask(1)
-    timed.settle("")
+    timed.end_stores("")
     timed.ask(2, FOUND)
-    timed.settle("")
+    timed.end_stores("")
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         _, found, _ = timed.ask(2)
-        timed.settle("")
+        timed.end_stores("")
     if not found:
         raise ValueError(f"{found} of {FOUND} tokens were found")
     with tempfile.TemporaryDirectory() as folder:
