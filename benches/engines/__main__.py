@@ -50,6 +50,8 @@ GOALS = {
 # Ratios that may not be larger: of a scheduler step to one with `why` off, and of times.
 MOST = {"why sampling": 1.03, "why all": 1.1, "explain and hash": 2}
 EXPLAINED = 100_000  # tokens
+# Weights so wide that a wrong block shows in the next token.
+WIDE = {"initializer_range": 0.15, "bos_token_id": None, "eos_token_id": None}
 
 
 def smollm_folder(console):
@@ -205,9 +207,7 @@ def main():
         tiny = tiny_folder(Path(folder) / "model")
         steps = scheduler_steps(given, tiny)
         tokens = EXPLAINED // (10 if given.tiny else 1)
-        # Weights so wide that a wrong block shows in the next token.
-        wide = {"initializer_range": 0.15, "bos_token_id": None, "eos_token_id": None}
-        many = many_requests(given, tiny_folder(Path(folder) / "wide", **wide))
+        many = many_requests(given, tiny_folder(Path(folder) / "wide", **WIDE))
         explained = run("vllm_explain", "explain", ["--tokens", str(tokens)])
         model = tiny if given.tiny else smollm_folder(console)
         tries = {name: [] for name in KINDS}

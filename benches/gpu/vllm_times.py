@@ -19,10 +19,15 @@ from statistics import median
 
 from rich.console import Console
 
-from benches.engines.__main__ import KINDS, smollm_folder, tiny_folder
-from benches.engines.launch import run
+from benches.engines.__main__ import (
+    KINDS,
+    WIDE,
+    first_token,
+    many_requests,
+    smollm_folder,
+    tiny_folder,
+)
 
-WIDE = {"initializer_range": 0.15, "bos_token_id": None, "eos_token_id": None}
 ONLY = ("answers", "first-token")
 
 
@@ -30,22 +35,20 @@ def answers():
     """Figures of many requests at once, and whether no answer differs and both tiers are used."""
     with tempfile.TemporaryDirectory() as folder:
         model = tiny_folder(Path(folder) / "wide", **WIDE)
-        many = run("vllm_many", "many", ["--model", model, "--requests", "300"])
+        many = many_requests(argparse.Namespace(tiny=True), model)
     found = many.get("found", {})
     right = many.get("different") == 0 and all(found.get(tier) for tier in ("host", "disk"))
     return many, right
 
 
-def first_tokens(tokens, rounds):
+def first_tokens(given):
     """Milliseconds to the first token by server, and whether every server has answered."""
     model, times, right = smollm_folder(Console(stderr=True)), {}, True
     with tempfile.TemporaryDirectory() as folder:
         for name, what in KINDS.items():
-            words = ["--what", what, "--model", model, "--dtype", "bfloat16"]
-            words += ["--tokens", str(tokens), "--rounds", str(rounds)]
-            words += ["--disk", f"{folder}/kv"] if name in {"disk", "restart"} else []
-            words += ["--restarted"] if name == "restart" else []
-            report = run("vllm_first_token", what, words)
+            disk = f"{folder}/kv" if name in {"disk", "restart"} else ""
+            more = ["--restarted"] if name == "restart" else []
+            report = first_token(given, model, what, disk, *more)
             right = right and "error" not in report
             seen = {
                 "computed": report.get("computed_s"),
@@ -62,8 +65,9 @@ def main():
     parser.add_argument("--only", choices=ONLY, action="append", help="this part; repeatable")
     parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.set_defaults(dtype="bfloat16")
     given = parser.parse_args()
-    parts = {"answers": answers, "first-token": lambda: first_tokens(given.tokens, given.rounds)}
+    parts = {"answers": answers, "first-token": lambda: first_tokens(given)}
     right = True
     for name in given.only or ONLY:
         figures, well = parts[name]()
