@@ -173,7 +173,12 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     /// Depth of the branchless chain containing this block. Cost: O(runs of the chain).
     #[must_use]
     pub(crate) fn start(&self, block: BlockId) -> u32 {
-        let mut run = self.run_of(block);
+        self.start_of(self.ids.run_of(block))
+    }
+
+    /// Depth of the branchless chain containing this run.
+    fn start_of(&self, run: RunId) -> u32 {
+        let mut run = &self.runs[run];
         loop {
             let above = &self.runs[run.parent];
             // Consecutive runs with different values form a chain. Only a sibling ends it.
@@ -214,6 +219,31 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         &'a self,
         path: &'a [BlockId],
     ) -> impl Iterator<Item = (Range<BlockId>, &'a T)> + 'a {
+        self.runs_along(path).map(|(blocks, run)| (blocks, &self.runs[run].value))
+    }
+
+    /// Consecutive blocks of a path, run by run, each with the run's value and the depth of its
+    /// branchless chain.
+    pub(crate) fn starts_along<'a>(
+        &'a self,
+        path: &'a [BlockId],
+    ) -> impl Iterator<Item = (Range<BlockId>, &'a T, u32)> + 'a {
+        let mut start = None;
+        self.runs_along(path).map(move |(blocks, id)| {
+            let run = &self.runs[id];
+            // Along a chain without a branch the start stays equal.
+            let alone = (run.previous, run.next) == (NONE, NONE);
+            let depth = start.filter(|_| alone).unwrap_or_else(|| self.start_of(id));
+            start = Some(depth);
+            (blocks, &run.value, depth)
+        })
+    }
+
+    /// Consecutive blocks of a path, run by run.
+    fn runs_along<'a>(
+        &'a self,
+        path: &'a [BlockId],
+    ) -> impl Iterator<Item = (Range<BlockId>, RunId)> + 'a {
         let (mut rest, mut before) = (path, NONE);
         std::iter::from_fn(move || {
             let &first = rest.first()?;
@@ -221,7 +251,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             let run = &self.runs[before];
             let blocks = rest.len().min((run.first + run.blocks - first) as usize);
             rest = &rest[blocks..];
-            Some((first..first + count(blocks), &run.value))
+            Some((first..first + count(blocks), before))
         })
     }
 

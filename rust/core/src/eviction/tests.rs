@@ -274,7 +274,7 @@ proptest! {
         first in prop_oneof![3 => Just(1000_u64), 1 => Just((1 << 32) - 60)],
     ) {
         let mut index = EvictionIndex::new(policy("learned"), 0.0);
-        let (mut lives, mut request) = (Lives::new(1, Sampling::BLOCKS), first);
+        let (mut lives, mut request) = (Lives::new(Sampling::new(1, false), Sampling::new(1, false)), first);
         let entry = |request: u64, id: u32, class, ago: u64, weight: u8| {
             let at = (request - ago) & 0xFFFF_FFFF;
             let place = at << 32 | u64::from(f32::from(weight).to_bits());

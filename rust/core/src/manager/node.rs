@@ -179,8 +179,9 @@ impl Manager {
                 || self.points.has_on(tier, block))
     }
 
-    /// Prefetches the CPU cache lines of a block's residencies on all tiers.
-    pub(super) fn prefetch_residencies(&self, block: BlockId) {
+    /// Prefetches the CPU cache lines of a block's last use and its residencies on all tiers.
+    pub(super) fn prefetch_lines(&self, block: BlockId) {
+        self.feed.prefetch_use(block);
         (0..self.tiers.len()).for_each(|tier| self.blocks.table(tier).prefetch_line(block));
     }
 
@@ -376,16 +377,22 @@ impl Manager {
             Some((known, same)) if *same == ghost => *known += blocks,
             _ => counts.push((blocks, ghost)),
         };
-        // Prefetch all cache lines before the first read.
-        let slices = self
-            .trie()
-            .slices(seed, parent, tokens)
-            .inspect(|slice| self.feed.prefetch_line(slice));
-        let slices: SmallVec<[GroupSlice; 8]> = slices.collect();
-        for slice in slices {
+        for slice in self.slices_of(seed, parent, tokens) {
             self.feed.take_ghosts(&slice, &mut add);
         }
         counts
+    }
+
+    /// The group slices of blocks with these tokens after `parent`, with the CPU cache lines of
+    /// their ghosts prefetched.
+    pub(super) fn slices_of(
+        &self,
+        seed: u64,
+        parent: Option<BlockId>,
+        tokens: &[Token],
+    ) -> SmallVec<[GroupSlice; 8]> {
+        let slices = self.trie().slices(seed, parent, tokens);
+        slices.inspect(|slice| self.feed.prefetch_ghosts(slice)).collect()
     }
 
     /// A block and its descendants, parents before children.
@@ -433,7 +440,7 @@ impl Manager {
             let first = all.len();
             let mut block = blocks.start;
             for slice in self.trie().slices(seed, before, self.trie().tokens_of(blocks)) {
-                self.feed.prefetch_line(&slice);
+                self.feed.prefetch_ghosts(&slice);
                 let mut ghost = self.feed.ghost_of(block, uses);
                 let mut places = slice.places.start..slice.places.end;
                 let start = block;

@@ -80,8 +80,15 @@ impl PolicyFeed {
         }
     }
 
+    /// Prefetches the CPU cache line of a block's last use, if a policy learns.
+    pub(super) fn prefetch_use(&self, block: BlockId) {
+        if let Some(uses) = &self.uses {
+            uses.prefetch_line(block);
+        }
+    }
+
     /// Prefetches the CPU cache line of a group's ghosts.
-    pub(super) fn prefetch_line(&self, slice: &GroupSlice) {
+    pub(super) fn prefetch_ghosts(&self, slice: &GroupSlice) {
         if let Some(ghosts) = &self.ghosts {
             ghosts.prefetch_line(slice);
         }

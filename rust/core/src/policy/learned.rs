@@ -57,9 +57,6 @@ pub(crate) fn is_sooner(one: u32, other: u32, now: u64) -> bool {
     (0..ahead(other, now)).contains(&ahead(one, now))
 }
 
-/// Weight of the wider class's estimate, in sampled lives.
-const PRIOR: f64 = 16.0;
-
 /// Class of a use in turn `turn` after `hits` earlier uses of the block. `last`: the block is the
 /// last of the prompt.
 pub(crate) fn class_of(turn: u8, hits: u32, last: bool) -> u8 {
@@ -95,9 +92,9 @@ pub struct Reuse {
 }
 
 impl Reuse {
-    /// Learns from lives by class and age.
-    fn learn(counts: &[Counts]) -> Self {
-        let estimates = Estimates::new(counts, GROUPS, group_of, PRIOR);
+    /// Learns from lives by class and age. A wider class's estimate weighs `prior` lives.
+    fn learn(counts: &[Counts], prior: f64) -> Self {
+        let estimates = Estimates::new(counts, GROUPS, group_of, prior);
         Self { estimates, index: vec![OnceLock::new(); CLASSES] }
     }
 
@@ -118,7 +115,7 @@ pub(super) struct Learned {
 
 impl Default for Learned {
     fn default() -> Self {
-        Self { request: 0, reuse: Arc::new(Reuse::learn(&vec![Counts::default(); CLASSES])) }
+        Self { request: 0, reuse: Arc::new(Reuse::learn(&vec![Counts::default(); CLASSES], 1.0)) }
     }
 }
 

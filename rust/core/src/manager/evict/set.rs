@@ -376,9 +376,9 @@ impl Manager {
     /// Prefetches the CPU cache lines needed for deciding on a victim, so that their memory
     /// latencies overlap. Returns the victim's run.
     fn prefetch_victim(&self, block: BlockId) -> RunId {
-        self.prefetch_residencies(block);
+        self.prefetch_lines(block);
         let (run, first) = self.trie().prefetch_lines(block);
-        self.prefetch_residencies(first);
+        self.prefetch_lines(first);
         run
     }
 
@@ -386,7 +386,7 @@ impl Manager {
     /// leaves.
     fn prefetch_parent(&self, tier: TierId, run: RunId) {
         if let Some(parent) = self.trie().prefetch_parent(run) {
-            self.prefetch_residencies(parent);
+            self.prefetch_lines(parent);
             self.tiers[tier].eviction.prefetch_line(parent);
         }
     }

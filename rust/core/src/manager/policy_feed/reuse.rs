@@ -2,9 +2,8 @@
 //!
 //! Blocks of a run used by a request share a use, written once for all of them. The weight differs
 //! between blocks, and is computed at eviction. Invariant: a block of the trie has its last use
-//! from its insertion on, and a request uses a block once. Cost: nothing if no policy learns.
-//! Otherwise a fill of ten bytes per used block, a hash of three tokens per new block, and a hash
-//! of all tokens per sampled block.
+//! from its insertion on. Cost: nothing if no policy learns. Otherwise a fill of ten bytes per used
+//! block, a hash of three tokens per new block, and a hash of all tokens per sampled block.
 
 use std::ops::Range;
 
@@ -55,18 +54,24 @@ impl Uses {
     pub(super) fn new(tiers: &[Tier], several: bool) -> Option<Self> {
         let learning = tiers.iter().enumerate();
         let learning = learning.filter(|(_, tier)| tier.eviction.needs(Needs::REUSE));
-        let learning = learning.map(|(id, tier)| (id, u64::from(tier.spec.blocks)));
-        let most = learning.clone().map(|(_, blocks)| blocks).max().unwrap_or(0);
-        let sampling = if several { Sampling::points(most) } else { Sampling::BLOCKS };
-        let lives: Vec<_> =
-            learning.map(|(id, blocks)| (id, Lives::new(blocks, sampling))).collect();
-        (!lives.is_empty()).then(|| Self {
+        let blocks = |tier: &Tier| u64::from(tier.spec.blocks);
+        let learning: Vec<_> = learning.map(|(id, tier)| (id, blocks(tier))).collect();
+        let least = learning.iter().map(|(_, blocks)| *blocks).min()?;
+        let sampling = Sampling::new(least, several);
+        let lives = |(id, blocks)| (id, Lives::new(Sampling::new(blocks, several), sampling));
+        let lives = learning.into_iter().map(lives).collect();
+        Some(Self {
             latest: PagedVec::new(Use::default()),
             classes: PagedVec::new(0),
             turns: PagedVec::new(0),
             lives,
             sampling,
         })
+    }
+
+    /// Prefetches the CPU cache line of a block's last use.
+    pub(super) fn prefetch_line(&self, block: BlockId) {
+        self.latest.prefetch_line(block);
     }
 
     /// Turn of the request that stored a block.
@@ -105,21 +110,6 @@ impl Uses {
         turns.len() == blocks.len() && turns.iter().all(|turn| *turn == turns[0])
     }
 
-    /// The next of these blocks unused by a request, within a page. Empty if all of them are used.
-    fn unused(&self, blocks: Range<BlockId>, request: u32) -> Range<BlockId> {
-        let page = self.latest.stretch(blocks.start, blocks.end);
-        let used = |latest: &Use| latest.request == request;
-        let number = |length: usize| u32::try_from(length).expect("at most a page");
-        // Usually no block is used. Without an early exit the compiler vectorises the comparison.
-        if !page.iter().fold(false, |any, latest| any | used(latest)) {
-            return blocks.start..blocks.start + number(page.len());
-        }
-        let skipped = page.iter().take_while(|latest| used(latest)).count();
-        let length = page[skipped..].iter().take_while(|latest| !used(latest)).count();
-        let first = blocks.start + number(skipped);
-        first..first + number(length)
-    }
-
     /// Replaces a block's last use by an expected request, unless a sooner request is already
     /// expected. Returns whether it was replaced.
     pub(super) fn expect(
@@ -141,8 +131,7 @@ impl Uses {
         true
     }
 
-    /// Records that a request uses consecutive blocks of a run again. The blocks must be in the
-    /// same page.
+    /// Records that a request uses consecutive blocks of a run again.
     fn use_again(&mut self, blocks: Range<BlockId>, latest: Use, classes: Classes) {
         let Classes { class, last } = classes;
         self.latest.fill(blocks.start, blocks.end, &latest);
@@ -280,10 +269,11 @@ impl Manager {
             }
             turn = last.map_or(0, |block| uses.turn(block));
             if known < all && self.feed.has_ghosts() {
-                let rest = &tokens[known * size..all * size];
+                let slices =
+                    self.slices_of(known_scope.seed, last, &tokens[known * size..all * size]);
                 // The deepest known block decides, so search from the end.
                 let mut end = all;
-                for slice in self.trie().slices(known_scope.seed, last, rest).rev() {
+                for slice in slices.into_iter().rev() {
                     if let Some((place, ghost)) = self.feed.last_ghost(&slice) {
                         turn = unpack(ghost).map_or(turn, |(turn, _)| turn);
                         known = end - (slice.places.end - place - 1) as usize;
@@ -311,24 +301,13 @@ impl Manager {
         let (Some(uses), Some(&first)) = (&mut feed.uses, path.first()) else { return };
         let (trie, request) = (blocks.trie(), low(feed.requests));
         let seed = scopes.get(trie.value(first).scope).seed;
-        let (mut depth, mut start) = (trie.depth(first), None);
-        for (run, node) in trie.along(path) {
-            // Along a chain without a branch the start stays equal.
-            start = start.filter(|_| trie.only_child(run.start)).or(Some(trie.start(run.start)));
-            let latest = Use { request, start: start.unwrap_or_default() };
-            let mut rest = run.clone();
-            while !rest.is_empty() {
-                let part = uses.unused(rest.clone(), request);
-                rest.start = part.end;
-                if part.is_empty() {
-                    continue;
-                }
-                let end = depth + part.end - run.start;
-                let classes = feed.request.classes(end, node.uses.saturating_sub(1));
-                uses.use_again(part.clone(), latest, classes);
-                uses.sample(blocks, seed, part, feed.requests);
-            }
+        let mut depth = trie.depth(first);
+        for (run, node, start) in trie.starts_along(path) {
+            let latest = Use { request, start };
             depth += run.end - run.start;
+            let classes = feed.request.classes(depth, node.uses.saturating_sub(1));
+            uses.use_again(run.clone(), latest, classes);
+            uses.sample(blocks, seed, run, feed.requests);
         }
     }
 
@@ -393,7 +372,7 @@ mod tests {
                 classes,
                 turns: PagedVec::new(0),
                 lives: Vec::new(),
-                sampling: Sampling::BLOCKS,
+                sampling: Sampling::new(1, false),
             },
             first,
         )
@@ -407,16 +386,9 @@ mod tests {
         ) {
             let (uses, first) = uses(&bits);
             let end = first + u32::try_from(bits.len()).expect("few");
-            let (mut unused, mut at) = (Vec::new(), first);
-            while at < end {
-                let part = uses.unused(at..end, 1);
-                at = part.end;
-                unused.extend(part);
-            }
             let of = |so: &dyn Fn(&(bool, bool)) -> bool| -> Vec<u32> {
                 (first..end).zip(&bits).filter(|(_, bit)| so(bit)).map(|(block, _)| block).collect()
             };
-            prop_assert_eq!(unused, of(&|bit| !bit.0));
             let (mut sampled, mut at) = (Vec::new(), first);
             while at < end {
                 let block = uses.first_sampled(at..end);

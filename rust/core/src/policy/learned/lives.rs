@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use prefetch_index::prefetch_index;
 
-use super::rates::{BUCKETS, bucket, start};
+use super::rates::{BUCKETS, bucket, real, start};
 use super::{CLASSES, Counts, Reuse};
 use crate::paged_vec::{PAGE, PagedVec};
 
@@ -20,8 +20,15 @@ const PERIOD: u64 = 128;
 /// earlier count at no age.
 const PART: u64 = 4;
 
+/// Weight of the wider class's estimate in the densest sample.
+const PRIOR: f64 = 16.0;
+
 /// Minimum length of the ring.
 const LEAST_WINDOW: u64 = 8192;
+
+/// Maximum length of the ring. Blocks of a sequence are used together, so a denser sample of a
+/// large tier adds few independent lives.
+const MOST_WINDOW: u64 = 4 * LEAST_WINDOW;
 
 /// Length of an open life.
 const OPEN: u16 = u16::MAX;
@@ -46,21 +53,30 @@ struct Life {
 pub(crate) struct Sampling {
     /// Sample 1 block in this number, a power of two.
     one_in: u64,
-    /// Uses covered by the ring, per two blocks of capacity.
-    span: u64,
+    /// Sampled uses covered by the ring.
+    window: u64,
+    /// Weight of the wider class's estimate, in sampled lives.
+    prior: f64,
 }
 
 impl Sampling {
-    /// For a model with a single group.
-    pub(crate) const BLOCKS: Self = Self { one_in: 8, span: 11 };
-
-    /// For a model with several groups, on tiers of up to `capacity` blocks.
+    /// For a tier of `capacity` blocks of a model with a single group or `several`.
     ///
-    /// A resume point unused for long may still be worth its few bytes, so lives span twice as many
-    /// uses in as much memory. A small tier has too few points to leave any out.
+    /// A resume point unused for long may still be worth its few bytes, so with several groups
+    /// lives span twice as many uses in as much memory. A small tier has too few points to leave
+    /// any out.
     #[must_use]
-    pub(crate) fn points(capacity: u64) -> Self {
-        Self { one_in: if capacity < 1024 { 1 } else { 16 }, span: 22 }
+    pub(crate) fn new(capacity: u64, several: bool) -> Self {
+        let (span, least) = match (several, capacity < 1024) {
+            (false, _) => (11, 8),
+            (true, true) => (22, 1),
+            (true, false) => (22, 16),
+        };
+        let uses = capacity.saturating_mul(span) / 2;
+        let one_in = uses.div_ceil(MOST_WINDOW).next_power_of_two().max(least);
+        // A life of a sparser sample stands for more uses.
+        let prior = (PRIOR / real(one_in / least)).max(1.0);
+        Self { one_in, window: (uses / one_in).max(LEAST_WINDOW), prior }
     }
 
     /// Whether a block with this hash is sampled.
@@ -76,6 +92,10 @@ impl Sampling {
 pub(crate) struct Lives {
     /// Length of the ring.
     window: u32,
+    /// Bits that are 0 in the prints of its blocks. Other tiers sample more blocks.
+    skipped: u32,
+    /// Weight of the wider class's estimate, in sampled lives.
+    prior: f64,
     ring: PagedVec<Life>,
     /// Uses so far.
     uses: u64,
@@ -91,17 +111,22 @@ pub(crate) struct Lives {
 }
 
 impl Lives {
-    /// Creates an empty ring for tiers of `capacity` blocks.
+    /// Creates an empty ring. It is given the uses of all blocks sampled by `densest`, and skips
+    /// blocks outside of its sample.
     #[must_use]
-    pub(crate) fn new(capacity: u64, sampling: Sampling) -> Self {
-        let window = capacity.saturating_mul(sampling.span) / (2 * sampling.one_in);
-        Self::with_window(u32::try_from(window.max(LEAST_WINDOW)).unwrap_or(NONE))
+    pub(crate) fn new(sampling: Sampling, densest: Sampling) -> Self {
+        let Sampling { one_in, window, prior } = sampling;
+        let window = u32::try_from(window).expect("a short ring");
+        let skipped = u32::try_from(one_in / densest.one_in - 1).unwrap_or(u32::MAX);
+        Self { skipped, prior, ..Self::with_window(window) }
     }
 
     fn with_window(window: u32) -> Self {
         let vacant = Life { print: 0, at: 0, next: NONE, lasted: 0, class: 0 };
         Self {
             window,
+            skipped: 0,
+            prior: PRIOR,
             ring: PagedVec::new(vacant),
             uses: 0,
             heads: vec![Vec::new(); (window as usize).div_ceil(PAGE)],
@@ -115,6 +140,9 @@ impl Lives {
     /// Records a use of a block: its open life ends, and a life of this class begins. If not
     /// `counts`, the ended life reached its age but counts as no reuse.
     pub(crate) fn use_again(&mut self, print: u32, class: u8, request: u64, counts: bool) {
+        if print & self.skipped != 0 {
+            return;
+        }
         let mut at = self.head(print);
         while at != NONE && self.ring[at].print != print {
             at = self.ring[at].next;
@@ -168,7 +196,7 @@ impl Lives {
         }
         (self.period, self.counted) = (request / PERIOD, self.uses);
         self.count_ages(request);
-        Some(Arc::new(Reuse::learn(&self.counts)))
+        Some(Arc::new(Reuse::learn(&self.counts, self.prior)))
     }
 
     /// Counts the lives reaching each bucket since the last call.
@@ -376,8 +404,35 @@ mod tests {
     }
 
     #[test]
+    fn a_ring_is_short_on_tiers_of_every_size() {
+        for capacity in [1, 1000, 11_916, 47_662, 47_663, 100_000, 4_000_000, u64::from(u32::MAX)] {
+            for several in [false, true] {
+                let Sampling { one_in, window, prior } = Sampling::new(capacity, several);
+                assert!((8192..=32_768).contains(&window) && prior >= 1.0, "{capacity}: {window}");
+                // It spans 5.5 uses per block of capacity, or 11.
+                let span = if several { 11 } else { 5 };
+                assert!(one_in * (window + 1) >= span * capacity, "{capacity}: {one_in}");
+            }
+        }
+        let one_in = |capacity| Sampling::new(capacity, false).one_in;
+        assert_eq!([1, 47_662, 47_663, 100_000].map(one_in), [8, 8, 16, 32]);
+    }
+
+    /// A large tier below a small tier records the uses of every fourth of its sampled blocks.
+    #[test]
+    fn tiers_sample_by_their_size() {
+        let [small, large] = [20_000, 100_000].map(|blocks| Sampling::new(blocks, false));
+        let (mut dense, mut sparse) = (Lives::new(small, small), Lives::new(large, small));
+        for print in 0..4000 {
+            dense.use_again(print, 9, 1, true);
+            sparse.use_again(print, 9, 1, true);
+        }
+        assert_eq!((dense.uses, sparse.uses), (4000, 1000));
+    }
+
+    #[test]
     fn without_a_life_worth_falls_with_age() {
-        let learned = Lives::new(1, Sampling::BLOCKS).learn(128).expect("a lesson");
+        let learned = Lives::with_window(8192).learn(128).expect("a lesson");
         for class in (0..CLASSES).map(|class| learned.rates(class)) {
             for b in (10..BUCKETS - 2).filter(|b| b % 2 == 0) {
                 // Twice the age, half the worth.

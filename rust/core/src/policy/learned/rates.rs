@@ -142,8 +142,8 @@ fn worth(hazard: &Rates) -> Rates {
     best
 }
 
-#[expect(clippy::cast_precision_loss, reason = "widths are small")]
-fn real(width: u64) -> f64 {
+#[expect(clippy::cast_precision_loss, reason = "small numbers")]
+pub(super) fn real(width: u64) -> f64 {
     width as f64
 }
 
