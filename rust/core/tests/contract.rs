@@ -37,4 +37,5 @@ mod transit;
 mod versions;
 mod victims;
 mod visibility;
+mod work;
 mod write;

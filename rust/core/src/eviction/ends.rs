@@ -9,6 +9,7 @@ use std::cmp::Ordering;
 
 use crate::policy::{Entry, Key, Policy};
 use crate::time::Nanos;
+use crate::visits;
 
 use super::list::List;
 use super::tournament::Leaf;
@@ -92,6 +93,7 @@ impl Ends {
     pub(super) fn begin_request(&mut self, request: u64, all: bool) {
         self.request = request;
         if all {
+            visits::note(self.dues.len());
             self.due = 0;
             self.dues.fill(0);
             for (ends, _) in self.known.iter_mut().filter_map(|known| known.ends.as_mut()) {
@@ -106,6 +108,7 @@ impl Ends {
     fn update_stale(&mut self, lists: &[List], policy: &dyn Policy, now: Nanos) {
         if self.due <= self.request {
             self.due = u64::MAX;
+            visits::note(self.dues.len());
             for (leaf, &due) in (0..).zip(&self.dues) {
                 if due > self.request {
                     self.due = self.due.min(due);
@@ -115,6 +118,7 @@ impl Ends {
             }
         }
         while let Some(leaf) = self.stale.pop() {
+            visits::note(1);
             let (at, list) = (leaf as usize, &lists[leaf as usize]);
             let before = self.known[at].ends.map(|(ends, _)| ends);
             let ends = list.ends().map(|(head, tail)| {
@@ -148,6 +152,7 @@ impl Ends {
         now: Nanos,
     ) -> Option<Entry> {
         self.update_stale(lists, policy, now);
+        visits::note(self.ranks.len());
         let (mut least, mut first) = (EMPTY, None);
         for (&rank, known) in self.ranks.iter().zip(&self.known) {
             // Most lists lose by rank.

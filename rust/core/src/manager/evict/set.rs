@@ -37,6 +37,7 @@ use crate::policy::Entry;
 use crate::tier::ResidencyState;
 use crate::time::Nanos;
 use crate::trie::RunId;
+use crate::visits;
 
 use crate::manager::Manager;
 use crate::manager::kinds::Cause;
@@ -347,6 +348,7 @@ impl Manager {
                     },
                 },
             };
+            visits::note(1);
             let run = self.prefetch_victim(entry.id);
             if linked {
                 self.tiers[tier].eviction.unlink(entry.id);

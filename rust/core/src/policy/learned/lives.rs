@@ -12,6 +12,7 @@ use prefetch_index::prefetch_index;
 use super::rates::{BUCKETS, bucket, real, start};
 use super::{CLASSES, Counts, Reuse};
 use crate::paged_vec::{PAGE, PagedVec};
+use crate::visits;
 
 /// Maximum number of requests between two estimates.
 const PERIOD: u64 = 128;
@@ -189,46 +190,47 @@ impl Lives {
     }
 
     /// New estimates from the recorded lives, every 128 requests or earlier if many uses are new.
+    ///
+    /// The requests between count the ages of a bucket each, so the estimating request has few left.
     pub(crate) fn learn(&mut self, request: u64) -> Option<Arc<Reuse>> {
         let fresh = self.uses - self.counted;
         if request / PERIOD == self.period && PART * fresh < u64::from(self.window) {
+            let bucket = usize::try_from(request % BUCKETS as u64).expect("below the buckets");
+            self.count_age(bucket, request);
             return None;
         }
         (self.period, self.counted) = (request / PERIOD, self.uses);
-        self.count_ages(request);
+        (0..BUCKETS).for_each(|bucket| self.count_age(bucket, request));
         Some(Arc::new(Reuse::learn(&self.counts, self.prior)))
     }
 
-    /// Counts the lives reaching each bucket since the last call.
-    fn count_ages(&mut self, request: u64) {
+    /// Counts the lives reaching a bucket since the last call.
+    fn count_age(&mut self, b: usize, request: u64) {
         let oldest = self.uses.saturating_sub(u64::from(self.window));
-        let (first, mut until) = (self.slot(oldest), self.uses);
-        for b in 0..BUCKETS {
-            let start = start(b);
-            // The ring is in order of time, and lives too young for a bucket are too young for the
-            // next.
-            let reached = |number: u64| {
-                let ahead = u32::try_from(number - oldest).expect("below the window");
-                let slot = wrap(u64::from(first) + u64::from(ahead), self.window);
-                u64::from(age(self.ring[slot].at, request)) >= start
-            };
-            let from = self.trails[b].max(oldest);
-            until = first_not(from, until.max(from), reached);
-            let mut at = from;
-            while at < until {
-                let slot = self.slot(at);
-                let end = slot.saturating_add(u32::try_from(until - at).unwrap_or(u32::MAX));
-                let lives = self.ring.stretch(slot, end.min(self.window));
-                for life in lives {
-                    // An open life is `OPEN`, longer than any age.
-                    if u64::from(life.lasted) >= start {
-                        self.counts[usize::from(life.class)].reached[b] += 1.0;
-                    }
+        let (first, start) = (self.slot(oldest), start(b));
+        // The ring is in order of time.
+        let reached = |number: u64| {
+            let ahead = u32::try_from(number - oldest).expect("below the window");
+            let slot = wrap(u64::from(first) + u64::from(ahead), self.window);
+            u64::from(age(self.ring[slot].at, request)) >= start
+        };
+        let from = self.trails[b].max(oldest);
+        let until = first_not(from, self.uses, reached);
+        let mut at = from;
+        while at < until {
+            let slot = self.slot(at);
+            let end = slot.saturating_add(u32::try_from(until - at).unwrap_or(u32::MAX));
+            let lives = self.ring.stretch(slot, end.min(self.window));
+            visits::note(lives.len());
+            for life in lives {
+                // An open life is `OPEN`, longer than any age.
+                if u64::from(life.lasted) >= start {
+                    self.counts[usize::from(life.class)].reached[b] += 1.0;
                 }
-                at += lives.len() as u64;
             }
-            self.trails[b] = until;
+            at += lives.len() as u64;
         }
+        self.trails[b] = until;
     }
 
     fn slot(&self, number: u64) -> u32 {
@@ -360,7 +362,7 @@ mod tests {
                     }
                 }
             }
-            lives.count_ages(request + 500);
+            (0..BUCKETS).for_each(|b| lives.count_age(b, request + 500));
             let held = &all[all.len().saturating_sub(window as usize)..];
             for b in 0..BUCKETS {
                 let reached: f64 = lives.counts.iter().map(|counts| counts.reached[b]).sum();

@@ -6,6 +6,8 @@
 //! group, and a group towards all classes. Invariant: rates are finite, and no hazard is above
 //! 0.98. Cost: O(buckets) per class, at most once every 128 requests.
 
+use crate::visits;
+
 /// Number of age buckets, two per octave.
 pub(super) const BUCKETS: usize = 28;
 
@@ -83,6 +85,7 @@ impl Estimates {
     ) -> Self {
         let mut groups = vec![Counts::default(); number];
         let mut all = Counts::default();
+        visits::note(classes.len());
         for (class, counts) in classes.iter().enumerate() {
             groups[group_of(class)].add(counts);
             all.add(counts);
