@@ -6,7 +6,6 @@ few ranges of a `Miss`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +23,8 @@ __all__ = [
     "breaker_example",
     "client_report",
     "computed_ranges",
+    "example_tokens",
     "miss_report",
-    "sums",
 ]
 
 CAUSES = (
@@ -81,14 +80,6 @@ def _tail(miss: Miss, block_tokens: int) -> Ranges:
     return [(miss.tokens - block_tokens, miss.tokens, "not cacheable")]
 
 
-def sums(ranges: Ranges) -> Counter[str]:
-    """Return the number of tokens by cause."""
-    counts: Counter[str] = Counter()
-    for first, last, cause in ranges:
-        counts[cause] += last - first
-    return counts
-
-
 def client_report(tokens: int, found: int, findable: int) -> dict[str, Any]:
     """Return the explanation for a client, with nothing but lengths of the client's prompt.
 
@@ -116,15 +107,24 @@ def client_report(tokens: int, found: int, findable: int) -> dict[str, Any]:
     }
 
 
+def example_tokens(tokens: NDArray[np.uint32], at: int) -> NDArray[np.uint32]:
+    """Return a copy of the tokens of a prompt shown after its divergence point."""
+    return tokens[at : at + _BEFORE].copy()
+
+
 def miss_report(
-    miss: Miss, ranges: Ranges, tokens: NDArray[np.uint32], tiers: list[str], detail: str = ""
+    miss: Miss,
+    ranges: Ranges,
+    after: NDArray[np.uint32] | None,
+    tiers: list[str],
+    detail: str = "",
 ) -> dict[str, Any]:
     """Return a `Miss` as values of JSON.
 
     Args:
         miss: the explanation of a prompt.
         ranges: the causes of the request's computed tokens.
-        tokens: the prompt.
+        after: the `example_tokens` of the prompt, None if it did not diverge.
         tiers: names of the tiers.
         detail: a remark, "" for none.
     """
@@ -139,8 +139,8 @@ def miss_report(
         "other_scope": miss.other_scope,
         "recomputed": miss.recomputed,
     }
-    if miss.diverged_at is not None:
-        report["asked"] = tokens[miss.diverged_at : miss.diverged_at + _BEFORE].tolist()
+    if after is not None:
+        report["asked"] = after.tolist()
         report["branches"] = [
             {
                 "tokens": branch.tokens.tolist(),
@@ -173,7 +173,7 @@ def breaker_example(
         "tokens": miss.tokens,
         "before": tokens[max(0, at - _BEFORE) : at].tolist(),
         "cached": branch.tokens.tolist(),
-        "asked": tokens[at : at + _BEFORE].tolist(),
+        "asked": example_tokens(tokens, at).tolist(),
         "session": session,
         "cached_session": branch.session,
     }

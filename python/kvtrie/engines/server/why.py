@@ -22,8 +22,8 @@ from kvtrie.engines.server.miss_report import (
     Spans,
     breaker_example,
     computed_ranges,
+    example_tokens,
     miss_report,
-    sums,
 )
 from kvtrie.engines.server.top_breakers import TopBreakers
 from kvtrie.errors import KvtrieError
@@ -88,6 +88,23 @@ class Explained:
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """The parts of a counted request's report. Few are read, so they become JSON when they are.
+
+    Attributes:
+        miss: its explanation.
+        ranges: the causes of its computed tokens.
+        after: tokens after its divergence point, None if it did not diverge.
+        detail: a remark, "" for none.
+    """
+
+    miss: Miss
+    ranges: Ranges
+    after: NDArray[np.uint32] | None
+    detail: str
+
+
 class MissCounter:
     """Counts the computed tokens of a server's requests by cause.
 
@@ -124,7 +141,7 @@ class MissCounter:
         self._top = TopBreakers()
         # The last class of a divergence point, the last requests by id, and the last tenants.
         self._classes: OrderedDict[Hashable, str] = OrderedDict()
-        self._requests: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._requests: OrderedDict[str, _Counted | None] = OrderedDict()
         self._salts: OrderedDict[bytes, None] = OrderedDict()
         # Waiting comparisons, and whether a comparison is running.
         self._queue: deque[tuple[Explained, Spans]] = deque()
@@ -184,7 +201,7 @@ class MissCounter:
             elif not explained.compared:
                 self._count(explained, self._classified(explained, spans))
             else:
-                self._keep(explained.request.request_id, _PENDING)
+                self._keep(explained.request.request_id, None)
                 self._queue.append((explained, spans))
                 self._lock.notify_all()
                 if self._thread is None:
@@ -210,11 +227,13 @@ class MissCounter:
         """
         start = request_id + "-"
         with self._lock:
-            found = self._requests.get(request_id[:_LONGEST_ID])
-            if found is None:
-                named = (one for name, one in self._requests.items() if name.startswith(start))
-                found = next(named, None)
-        return found
+            name = request_id[:_LONGEST_ID]
+            if name not in self._requests:
+                name = next((one for one in self._requests if one.startswith(start)), "")
+            if name not in self._requests:
+                return None
+            counted = self._requests[name]
+        return dict(_PENDING) if counted is None else self._report(counted)
 
     def summary(self) -> dict[str, Any]:
         """Return the counts by cause and the top divergence points, with token ids."""
@@ -311,15 +330,22 @@ class MissCounter:
                 self._classify(point, "new")
 
     def _count(self, explained: Explained, ranges: Ranges) -> None:
-        request = explained.request
-        self.tokens += sums(ranges)
-        report = miss_report(explained.miss, ranges, request.tokens, self._tiers, explained.detail)
+        request, at = explained.request, explained.miss.diverged_at
+        for first, last, cause in ranges:
+            self.tokens[cause] += last - first
+        after = None if at is None else example_tokens(request.tokens, at)
+        self._keep(request.request_id, _Counted(explained.miss, ranges, after, explained.detail))
+
+    def _report(self, counted: _Counted) -> dict[str, Any]:
+        """Return the explanation of a counted request as values of JSON."""
+        miss, ranges, after, detail = counted.miss, counted.ranges, counted.after, counted.detail
+        report = miss_report(miss, ranges, after, self._tiers, detail)
         if (place := self._place) is not None:
             report["tokens"] = place(report["tokens"])
             report["found"] = {tier: place(count) for tier, count in report["found"].items()}
             if report["diverged_at"] is not None:
                 report["diverged_at"] = place(report["diverged_at"])
-        self._keep(request.request_id, {"state": "explained", **report})
+        return {"state": "explained", **report}
 
     def _classified(self, explained: Explained, spans: Spans) -> Ranges:
         """Return the causes of an uncompared request, with the last class of its divergence."""
@@ -343,9 +369,9 @@ class MissCounter:
         if len(self._classes) > _POINTS:
             self._classes.popitem(last=False)
 
-    def _keep(self, request_id: str, answer: dict[str, Any]) -> None:
+    def _keep(self, request_id: str, counted: _Counted | None) -> None:
         request_id = request_id[:_LONGEST_ID]
-        self._requests[request_id] = answer
+        self._requests[request_id] = counted
         self._requests.move_to_end(request_id)
         if len(self._requests) > _REQUESTS:
             self._requests.popitem(last=False)
