@@ -2,7 +2,7 @@
 //!
 //! Blocks of a run used by a request share a use, written once for all of them. The weight differs
 //! between blocks, and is computed at eviction. Invariant: a block of the trie has its last use
-//! from its insertion on. Cost: nothing if no policy learns. Otherwise a fill of ten bytes per used
+//! from its insertion on. Cost: nothing if no policy learns. Otherwise a fill of eight bytes per used
 //! block, a hash of three tokens per new block, and a hash of all tokens per sampled block.
 
 use std::ops::Range;
@@ -20,29 +20,69 @@ use crate::manager::node::Node;
 use crate::manager::policy_feed::RequestContext;
 use crate::manager::settings::Settings;
 
-/// Bit set in the classes of sampled blocks.
-const SAMPLED: u8 = 1 << 7;
+/// Bits of the class in a use.
+const CLASS: u32 = (1 << 7) - 1;
+
+/// Bit of sampled blocks in a use.
+const SAMPLED: u32 = 1 << 7;
+
+/// Bits of the turn in a use.
+const TURN: u32 = 7 << 8;
+
+/// Place of the start in a use. Starts beyond its 21 bits are stored as the maximum.
+const START: u32 = 11;
 
 /// Number of sampled blocks with lives prefetched together.
 const TOGETHER: usize = 16;
 
-/// Last request that used a block, and the path it used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Last use of a block by a request.
+#[derive(Clone, Copy, Debug, Default)]
 struct Use {
     /// Number of the request, modulo 2^32.
     request: u32,
-    /// Number of blocks before the unshared suffix that ended at the block then.
-    start: u32,
+    /// From the lowest bit: class of the life begun by the use, [`SAMPLED`], turn of the request
+    /// that stored the block, and number of blocks before the unshared suffix that ended at the
+    /// block at this use.
+    bits: u32,
+}
+
+impl Use {
+    /// A use by a request. The path of the block has no branch from `start` on.
+    fn new(request: u32, start: u32) -> Self {
+        Self { request, bits: start.min(u32::MAX >> START) << START }
+    }
+
+    fn class(self) -> u8 {
+        u8::try_from(self.bits & CLASS).expect("seven bits")
+    }
+
+    fn turn(self) -> u8 {
+        u8::try_from((self.bits & TURN) >> TURN.trailing_zeros()).expect("three bits")
+    }
+
+    fn start(self) -> u32 {
+        self.bits >> START
+    }
+
+    fn is_sampled(self) -> bool {
+        self.bits & SAMPLED != 0
+    }
+
+    /// This use with a class in the place of its class.
+    fn of_class(self, class: u8) -> Self {
+        Self { bits: self.bits & !CLASS | u32::from(class), ..self }
+    }
+
+    /// Whether both blocks have the same request, class and start.
+    fn is_same(self, other: Self) -> bool {
+        self.request == other.request && (self.bits ^ other.bits) & !(SAMPLED | TURN) == 0
+    }
 }
 
 /// Last uses and lives.
 #[derive(Debug)]
 pub(super) struct Uses {
     latest: PagedVec<Use>,
-    /// Classes of the lives begun by the last uses, with [`SAMPLED`].
-    classes: PagedVec<u8>,
-    /// Turns of the requests that stored the blocks.
-    turns: PagedVec<u8>,
     /// Lives per tier with a learning policy.
     lives: Vec<(TierId, Lives)>,
     sampling: Sampling,
@@ -60,13 +100,7 @@ impl Uses {
         let sampling = Sampling::new(least, several);
         let lives = |(id, blocks)| (id, Lives::new(Sampling::new(blocks, several), sampling));
         let lives = learning.into_iter().map(lives).collect();
-        Some(Self {
-            latest: PagedVec::new(Use::default()),
-            classes: PagedVec::new(0),
-            turns: PagedVec::new(0),
-            lives,
-            sampling,
-        })
+        Some(Self { latest: PagedVec::new(Use::default()), lives, sampling })
     }
 
     /// Prefetches the CPU cache line of a block's last use.
@@ -76,38 +110,32 @@ impl Uses {
 
     /// Turn of the request that stored a block.
     pub(super) fn turn(&self, block: BlockId) -> u8 {
-        self.turns[block]
+        self.latest[block].turn()
     }
 
     /// The last use of a block at this depth, or a default without a recorded use.
     pub(super) fn last_use(&self, block: BlockId, depth: u32, settings: &Settings) -> LastUse {
-        let Some(&Use { request, start }) = self.latest.get(block) else {
-            return LastUse::default();
-        };
+        let Some(&latest) = self.latest.get(block) else { return LastUse::default() };
         let tokens = u64::from(settings.block_tokens) * u64::from(settings.token_weight);
-        let middle = u64::midpoint(u64::from(start) * tokens, u64::from(depth) * tokens);
+        let middle = u64::midpoint(u64::from(latest.start()) * tokens, u64::from(depth) * tokens);
         #[expect(clippy::cast_possible_truncation, reason = "seven digits are enough")]
         let weight = settings.cost.worth(middle) as f32;
-        LastUse { request, weight, class: self.classes[block] & !SAMPLED, turn: self.turns[block] }
+        LastUse { request: latest.request, weight, class: latest.class(), turn: latest.turn() }
     }
 
     /// Number of blocks directly before `last` in this range with an equal last use, within a page.
     pub(super) fn same_use_before(&self, before: Range<BlockId>, last: BlockId) -> u32 {
         let page = u32::try_from(PAGE).expect("a small number");
         let first = before.start.max(before.end.saturating_sub(1) / page * page);
-        let uses = self.latest.stretch(first, before.end).iter();
-        let both = uses.zip(self.classes.stretch(first, before.end));
-        let (latest, class) = (self.latest[last], self.classes[last]);
-        let same =
-            |(other, known): (&Use, &u8)| *other == latest && (known ^ class) & !SAMPLED == 0;
-        let number = both.rev().take_while(|&both| same(both)).count();
+        let (uses, last) = (self.latest.stretch(first, before.end), self.latest[last]);
+        let number = uses.iter().rev().take_while(|latest| latest.is_same(last)).count();
         u32::try_from(number).expect("at most a page")
     }
 
     /// Whether these blocks were stored in a single turn. False if they span two pages.
     pub(super) fn one_turn(&self, blocks: Range<BlockId>) -> bool {
-        let turns = self.turns.stretch(blocks.start, blocks.end);
-        turns.len() == blocks.len() && turns.iter().all(|turn| *turn == turns[0])
+        let uses = self.latest.stretch(blocks.start, blocks.end);
+        uses.len() == blocks.len() && uses.iter().all(|latest| latest.turn() == uses[0].turn())
     }
 
     /// Replaces a block's last use by an expected request, unless a sooner request is already
@@ -119,29 +147,22 @@ impl Uses {
         before: Option<u32>,
         now: u64,
     ) -> bool {
-        let (Some(&latest), class) = (self.latest.get(block), self.classes[block]) else {
-            return true;
-        };
-        let theirs = class & !SAMPLED == EXPECTED && Some(latest.request) != before;
+        let Some(&latest) = self.latest.get(block) else { return true };
+        let theirs = latest.class() == EXPECTED && Some(latest.request) != before;
         if theirs && is_sooner(latest.request, request, now) {
             return false;
         }
-        self.latest.put(block, Use { request, ..latest });
-        self.classes.put(block, class & SAMPLED | EXPECTED);
+        self.latest.put(block, Use { request, ..latest.of_class(EXPECTED) });
         true
     }
 
     /// Records that a request uses consecutive blocks of a run again.
     fn use_again(&mut self, blocks: Range<BlockId>, latest: Use, classes: Classes) {
-        let Classes { class, last } = classes;
-        self.latest.fill(blocks.start, blocks.end, &latest);
-        for known in self.classes.stretch_mut(blocks.start, blocks.end) {
-            *known = *known & SAMPLED | class;
+        let Use { request, bits } = latest.of_class(classes.class);
+        for known in self.latest.stretch_mut(blocks.start, blocks.end) {
+            *known = Use { request, bits: known.bits & (SAMPLED | TURN) | bits };
         }
-        if let Some(last) = last {
-            let known = &mut self.classes[blocks.end - 1];
-            *known = *known & SAMPLED | last;
-        }
+        self.end_prompt(blocks.end, classes);
     }
 
     /// Records the first use of consecutive blocks of a run. `text` has their tokens, and `depth`
@@ -155,41 +176,41 @@ impl Uses {
         turn: u8,
         classes: Classes,
     ) {
-        let Classes { class, last } = classes;
         self.latest.reach(blocks.end);
-        self.latest.fill(blocks.start, blocks.end, &latest);
-        self.turns.reach(blocks.end);
-        self.turns.fill(blocks.start, blocks.end, &turn);
-        self.classes.reach(blocks.end);
+        let Use { request, bits } = latest.of_class(classes.class);
+        let bits = bits | u32::from(turn) << TURN.trailing_zeros();
         let (mut text, mut depth) = (text.chunks_exact(text.len() / blocks.len()), depth);
         let mut from = blocks.start;
         while from < blocks.end {
-            let page = self.classes.stretch_mut(from, blocks.end);
+            let page = self.latest.stretch_mut(from, blocks.end);
             from += u32::try_from(page.len()).expect("at most a page");
             for (known, tokens) in page.iter_mut().zip(text.by_ref()) {
                 let sampled = self.sampling.samples(sample_hash(tokens, depth));
-                *known = class | if sampled { SAMPLED } else { 0 };
+                *known = Use { request, bits: bits | if sampled { SAMPLED } else { 0 } };
                 depth += 1;
             }
         }
-        if let Some(last) = last {
-            let known = &mut self.classes[blocks.end - 1];
-            *known = *known & SAMPLED | last;
+        self.end_prompt(blocks.end, classes);
+    }
+
+    /// Sets the class of the last block before `end`, if it differs.
+    fn end_prompt(&mut self, end: BlockId, classes: Classes) {
+        if let Some(class) = classes.last {
+            let last = &mut self.latest[end - 1];
+            *last = last.of_class(class);
         }
     }
 
     /// The first sampled block, within a page, or the end of the searched blocks.
     fn first_sampled(&self, blocks: Range<BlockId>) -> BlockId {
-        let page = self.classes.stretch(blocks.start, blocks.end);
-        let number = |length: usize| u32::try_from(length).expect("at most a page");
+        let page = self.latest.stretch(blocks.start, blocks.end);
         // Few blocks are sampled, so eight are checked together.
-        let (eights, rest) = page.as_chunks::<8>();
-        let some = |eight: &[u8; 8]| u64::from_le_bytes(*eight) & u64::from_le_bytes([SAMPLED; 8]);
-        if let Some(at) = eights.iter().position(|eight| some(eight) != 0) {
-            return blocks.start + 8 * number(at) + some(&eights[at]).trailing_zeros() / 8;
-        }
-        let at = rest.iter().position(|class| class & SAMPLED != 0).unwrap_or(rest.len());
-        blocks.start + number(page.len() - rest.len() + at)
+        let some = |eight: &[Use]| eight.iter().fold(0, |all, latest| all | latest.bits) & SAMPLED;
+        let skipped = 8 * page.chunks(8).take_while(|eight| some(eight) == 0).count();
+        let rest = page.get(skipped..).unwrap_or_default();
+        let at = rest.iter().position(|latest| latest.is_sampled()).unwrap_or(rest.len());
+        let at = (skipped + at).min(page.len());
+        blocks.start + u32::try_from(at).expect("at most a page")
     }
 
     /// Counts the lives of the sampled blocks among consecutive blocks at a request's first use.
@@ -205,7 +226,7 @@ impl Uses {
                 // The blocks checked together end with a page.
                 rest.start = self.first_sampled(rest.clone());
                 let block = rest.start;
-                if block < rest.end && self.classes[block] & SAMPLED != 0 {
+                if block < rest.end && self.latest[block].is_sampled() {
                     prints[number] = (block, known.trie().print(seed, block));
                     self.lives.iter().for_each(|(_, lives)| lives.prefetch_head(prints[number].1));
                     number += 1;
@@ -219,7 +240,7 @@ impl Uses {
                 }
             }
             for &(block, print) in prints {
-                let class = self.classes[block] & !SAMPLED;
+                let class = self.latest[block].class();
                 for (tier, lives) in &mut self.lives {
                     let served = (0..*tier).any(|above| known.table(above).fully_resident(block));
                     lives.use_again(print, class, request, !served);
@@ -303,7 +324,7 @@ impl Manager {
         let seed = scopes.get(trie.value(first).scope).seed;
         let mut depth = trie.depth(first);
         for (run, node, start) in trie.starts_along(path) {
-            let latest = Use { request, start };
+            let latest = Use::new(request, start);
             depth += run.end - run.start;
             let classes = feed.request.classes(depth, node.uses.saturating_sub(1));
             uses.use_again(run.clone(), latest, classes);
@@ -318,7 +339,7 @@ impl Manager {
         let (Some(uses), Some(&first)) = (&mut feed.uses, added.first()) else { return };
         let trie = blocks.trie();
         let seed = scopes.get(trie.value(first).scope).seed;
-        let latest = Use { request: low(feed.requests), start: trie.start(first) };
+        let latest = Use::new(low(feed.requests), trie.start(first));
         let (mut depth, mut rest) = (trie.depth(first), added);
         let all = [(added.len(), 0)];
         for &(number, ghost) in if ghosts.is_empty() { &all } else { ghosts } {
@@ -354,28 +375,33 @@ fn low(request: u64) -> u32 {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{PAGE, SAMPLED, Sampling, Use, Uses};
+    use super::{EXPECTED, PAGE, SAMPLED, Sampling, TURN, Use, Uses};
     use crate::paged_vec::PagedVec;
 
     /// Uses of the blocks around the end of a page: each block was used by the first or the second
     /// request.
     fn uses(bits: &[(bool, bool)]) -> (Uses, u32) {
-        let (mut latest, mut classes) = (PagedVec::new(Use::default()), PagedVec::new(0));
+        let mut latest = PagedVec::new(Use::default());
         let first = u32::try_from(PAGE - bits.len() / 2).expect("a page");
         for (block, &(again, sampled)) in (first..).zip(bits) {
-            latest.put(block, Use { request: u32::from(again), start: 0 });
-            classes.put(block, 3 | if sampled { SAMPLED } else { 0 });
+            let Use { request, bits } = Use::new(u32::from(again), 0).of_class(3);
+            latest.put(block, Use { request, bits: bits | if sampled { SAMPLED } else { 0 } });
         }
-        (
-            Uses {
-                latest,
-                classes,
-                turns: PagedVec::new(0),
-                lives: Vec::new(),
-                sampling: Sampling::new(1, false),
-            },
-            first,
-        )
+        (Uses { latest, lives: Vec::new(), sampling: Sampling::new(1, false) }, first)
+    }
+
+    #[test]
+    fn a_use_keeps_its_parts() {
+        for (class, start) in [(0, 0), (127, (1 << 21) - 1), (EXPECTED, 70_000)] {
+            let one = Use::new(9, start).of_class(class);
+            assert_eq!((one.class(), one.start(), one.turn()), (class, start, 0));
+            let other = Use { bits: one.bits | SAMPLED | TURN, ..one };
+            assert_eq!((other.class(), other.start(), other.turn()), (class, start, 7));
+            assert!(other.is_sampled() && other.is_same(one));
+            assert!(!other.is_same(one.of_class(class ^ 1)));
+            assert!(!other.is_same(Use { request: 8, ..one }));
+        }
+        assert_eq!(Use::new(9, u32::MAX).start(), (1 << 21) - 1);
     }
 
     proptest! {
@@ -392,13 +418,13 @@ mod tests {
             let (mut sampled, mut at) = (Vec::new(), first);
             while at < end {
                 let block = uses.first_sampled(at..end);
-                sampled.extend((block < end && uses.classes[block] & SAMPLED > 0).then_some(block));
+                sampled.extend((block < end && uses.latest[block].is_sampled()).then_some(block));
                 at = block + u32::from(sampled.last() == Some(&block));
             }
             prop_assert_eq!(sampled, of(&|bit| bit.1));
             let last = end - 1;
             let page = u32::try_from(PAGE).expect("a page");
-            let same = |block: &u32| uses.latest[*block] == uses.latest[last];
+            let same = |block: &u32| uses.latest[*block].is_same(uses.latest[last]);
             let alike = (first..last).rev().take_while(|b| same(b) && b / page == (last - 1) / page);
             prop_assert_eq!(uses.same_use_before(first..last, last) as usize, alike.count());
         }
