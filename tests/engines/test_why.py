@@ -186,11 +186,11 @@ def test_every_computed_token_has_one_cause(seed):
     why.close()
 
 
-@pytest.mark.parametrize("idle_s", [0, 60])
-def test_all_threads_requests_are_counted_however_often_the_comparing_thread_ends(
-    monkeypatch, idle_s
+@pytest.mark.parametrize("polls", [0, 1200])
+def test_all_threads_requests_are_counted_however_often_the_comparing_thread_is_woken(
+    monkeypatch, polls
 ):
-    monkeypatch.setattr(module, "_IDLE_S", idle_s)
+    monkeypatch.setattr(module, "_IDLE_POLLS", polls)
     manager = make_manager()
     store(manager, TEXT)
     why = make_counter(manager, per_second=10**6)

@@ -53,6 +53,11 @@ class Dispatch:
         """Return whether a move is unended on some rank."""
         return ident in self._waiting or ident in self._out
 
+    def ended(self, ids: Iterable[int]) -> list[int]:
+        """Return those of the moves that are ended on every rank."""
+        waiting, out = self._waiting, self._out
+        return [ident for ident in ids if ident not in waiting and ident not in out]
+
     def take(self, now: int, *, shared: int | None = None) -> list[Moves]:
         """Return the moves now ready on every rank, in the manager's order.
 

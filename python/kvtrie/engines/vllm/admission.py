@@ -157,7 +157,8 @@ class Admission:
             run.stopped = True
         else:
             for group, table in zip(cache.groups, run.tables, strict=True):
-                cache.counters.loaded[group.number] += sum(slot > 0 for slot in table[first:last])
+                loaded = table[first:last]
+                cache.counters.loaded[group.number] += len(loaded) - loaded.count(0)
         self._loads.add(run, ids, slots)
 
     def _end_last_run(self, request: Request, waiting: WaitingRequest) -> bool:

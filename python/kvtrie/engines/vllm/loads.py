@@ -36,9 +36,9 @@ class Loads:
 
         Workers compare the adapter of these blocks with the adapter of the step.
         """
-        for ident, slot in zip(ids, slots, strict=False):
-            self._runs[ident] = run
-            self._new[ident] = slot
+        new = dict(zip(ids, slots, strict=False))
+        self._new.update(new)
+        self._runs.update(dict.fromkeys(new, run))
         adapter = run.request.lora_request
         if adapter is not None:
             digests = self._cache.identity.adapters.digests(adapter.lora_int_id)
@@ -72,10 +72,10 @@ class Loads:
         for ident in late:
             self._cache.counters.lost["a load that failed"] += 1
             self._runs.pop(ident).stopped = True
-        for ident in ids if self._runs else ():
-            # An open load may still fail on a later rank.
-            if ident in self._runs and not self._cache.moves.dispatch.is_open(ident):
-                del self._runs[ident]
+        # An open load may still fail on a later rank.
+        done = self._runs.keys() & set(ids) if self._runs else ()
+        for ident in self._cache.moves.dispatch.ended(done):
+            del self._runs[ident]
         return broken
 
     def require(self, parts: list[Moves], now: int) -> None:

@@ -130,6 +130,7 @@ class Orders:
     def _plan(self, output: SchedulerOutput) -> list[tuple[RunningRequest, int]]:
         """Record the blocks filled by this step once it is finished."""
         rows: list[tuple[RunningRequest, int]] = []
+        native = self._cache.native
         drafts, counts = output.scheduled_spec_decode_tokens, output.num_scheduled_tokens
         cached, runs = output.scheduled_cached_reqs, self._requests.running
         rest = zip(cached.req_ids, cached.num_computed_tokens, strict=True)
@@ -140,7 +141,8 @@ class Orders:
                 upto = before + counts[ident]
                 if run.drafted:
                     upto -= len(drafts[ident])
-                upto = run.sequence.at(upto)
+                if native.tokens:
+                    upto = native.stretch(upto)
                 if upto >= run.full:
                     rows.append((run, upto))
         self._commits.plan(rows)

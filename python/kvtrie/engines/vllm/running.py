@@ -106,6 +106,9 @@ class RunningRequest:
     def bind(self, group: int, first: int) -> None:
         """Bind the slots of a group from a place on to the lease."""
         table = self.tables[group]
+        if (new := table[first:]) and 0 not in new:  # the usual case
+            self.lease.bind(first, new, group)
+            return
         while first < len(table):
             if not table[first]:
                 first += 1

@@ -87,10 +87,9 @@ class StoreMoves:
             return []
         blocks = (self._loads.pop(ident, None) for ident in failed)
         lost = [block for block in blocks if block is not None]
-        for ident in ids:
-            if not self.dispatch.is_open(ident):
-                self._loads.pop(ident, None)
-                self._stores.discard(ident)
+        for ident in self.dispatch.ended(ids):
+            self._loads.pop(ident, None)
+            self._stores.discard(ident)
         return lost
 
     def cancel(self, ids: Collection[int], now: int, why: str) -> None:
