@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -57,12 +57,15 @@ class Get(NamedTuple):
         layers: the range of layers.
         header: destination of the header, uint8.
         memory: destination of the layers, uint8 `(layers, bytes)`: pool memory.
+        arrived: verifies the read header and layers. Called by a back end that reads values one
+            after another, so that the store sends the next value during the verification.
     """
 
     name: bytes
     layers: tuple[int, int]
     header: NDArray[np.uint8]
     memory: NDArray[np.uint8]
+    arrived: Callable[[], None] = lambda: None
 
 
 class Put(NamedTuple):

@@ -4,7 +4,8 @@
 both take `cluster=1`. The client library connects, authenticates, encrypts and chooses the node of
 a cluster (`redis_nodes`). Commands and replies then go through its socket directly from and to pool
 memory. A value is written by `SET NX PX`. A hit refreshes its time to live at most once per half of
-it. Whole blocks are read by `GET`, parts by `GETRANGE`.
+it. Whole blocks are read by `GET`, parts by `GETRANGE`. A block is verified on its arrival, while
+the server sends the next blocks.
 Invariant: a failed connection is not reused.
 Cost: a round trip per node and call of several blocks, two for a write. Reads of whole blocks need
 a round trip per 8 MiB of replies.
@@ -106,6 +107,8 @@ class RedisStore:
             result = self._read(replies, row)
             if row.name in refreshed:
                 replies.number()
+            if result.outcome == "ok":
+                row.arrived()
             return result
 
         ahead = max(2, _AHEAD // self._form.value_bytes)

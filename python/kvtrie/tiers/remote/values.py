@@ -6,8 +6,10 @@ Cost: a hash of the bytes, without the interpreter lock.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
 import torch
 
 from kvtrie.tiers.remote.protocol import Get, Put, Result
@@ -33,17 +35,23 @@ def get_values(
     deadline: int,
 ) -> list[Result]:
     """Read blocks into their memory. A value failing verification is `damaged`."""
-    headers = [torch.empty(form.header_bytes, dtype=torch.uint8).numpy() for _ in blocks]
+    headers = np.empty((len(blocks), form.header_bytes), np.uint8)
+    memories = [memory.numpy() for _, _, _, memory in blocks]
+    proofs: dict[int, str | None] = {}
+
+    def verify(*numbers: int) -> None:
+        read = [(blocks[at][0], headers[at], blocks[at][2], memories[at]) for at in numbers]
+        proofs.update(zip(numbers, form.verify(read), strict=True))
+
     rows = [
-        Get(name, layers, header, memory.numpy())
-        for name, header, (_, _, layers, memory) in zip(names, headers, blocks, strict=True)
+        Get(name, block[2], headers[at], memories[at], partial(verify, at))
+        for at, (name, block) in enumerate(zip(names, blocks, strict=True))
     ]
     found = store.get_many(rows, deadline)
     read = [at for at, result in enumerate(found) if result.outcome == "ok"]
-    proofs = form.verify(
-        [(blocks[at][0], headers[at], blocks[at][2], rows[at].memory) for at in read]
-    )
-    for at, why in zip(read, proofs, strict=True):
+    verify(*(at for at in read if at not in proofs))
+    for at in read:
+        why = proofs[at]
         if why is not None:
             found[at] = Result("damaged", why)
     return found
