@@ -21,7 +21,6 @@ Part: TypeAlias = "bytes | memoryview"
 _NS = 1_000_000_000
 _BUFFER = 4096
 _LINE = 1024
-_SKIPPED = 1 << 16
 _JOINED = 1 << 14  # parts up to this size are sent together
 
 
@@ -103,7 +102,8 @@ class Replies:
         self._sock = sock
         self._deadline = deadline
         self._asking = asking
-        self._buffer = memoryview(bytearray(_BUFFER))
+        self._bytes = bytearray(_BUFFER)
+        self._buffer = memoryview(self._bytes)
         self._begin = 0
         self._end: int = 0
         self.begun = False
@@ -157,25 +157,24 @@ class Replies:
         Raises:
             RefusedError: the line is an error.
         """
-        line = bytearray()
+        line = b""
         while not line.endswith(b"\r\n"):
             if len(line) > _LINE:
                 raise UnreadableError(f"a line of more than {_LINE} bytes")
-            if self._begin == self._end:
-                self._begin, self._end = 0, self._receive(self._buffer)
-            have = self._buffer[self._begin : self._end].tobytes()
+            self._refill()
             # The end may be split between two pieces.
-            start = len(line)
-            line += have
-            end = line.find(b"\r\n", max(0, start - 1))
-            taken = len(have) if end < 0 else end + 2 - start
-            self._begin += taken
-            del line[start + taken :]
+            stop = self._bytes.find(b"\n", self._begin, self._end) + 1 or self._end
+            line += self._bytes[self._begin : stop]
+            self._begin = stop
         self.begun = True
-        found = bytes(line[:-2])
-        if found[:1] == b"-":
-            raise RefusedError(found[1:].decode("utf-8", "replace"))
-        return found
+        if line[:1] == b"-":
+            raise RefusedError(line[1:-2].decode("utf-8", "replace"))
+        return line[:-2]
+
+    def _refill(self) -> None:
+        """Receive the next bytes if the buffer is empty."""
+        if self._begin == self._end:
+            self._begin, self._end = 0, self._receive(self._buffer)
 
     def _fill(self, memory: memoryview) -> None:
         count = min(len(memory), self._end - self._begin)
@@ -186,11 +185,12 @@ class Replies:
             rest = rest[self._receive(rest) :]
 
     def _skip(self, length: int) -> None:
-        scratch = memoryview(bytearray(min(length, _SKIPPED)))
         while length:
-            piece = scratch[: min(length, len(scratch))]
-            self._fill(piece)
-            length -= len(piece)
+            # Also receives the first bytes of the next reply.
+            self._refill()
+            count = min(length, self._end - self._begin)
+            self._begin += count
+            length -= count
 
     def _receive(self, memory: memoryview) -> int:
         _limit(self._sock, self._deadline)
