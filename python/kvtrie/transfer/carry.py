@@ -69,8 +69,7 @@ def _carry_out_together(ledger: Ledger, jobs: Sequence[Job]) -> None:
         errors = run_together(jobs, _deadline(ledger, jobs[0])) if jobs else []
     except BaseException as caught:  # noqa: BLE001 - any error of a tier fails the moves
         errors, kind = [str(caught)] * len(jobs), type(caught).__name__
-    for job, why in zip(jobs, errors, strict=True):
-        ledger.end(job, None if why is None else f"{kind}: {why}")
+    ledger.end_together(jobs, [None if why is None else f"{kind}: {why}" for why in errors])
 
 
 def _reads(ledger: Ledger, job: Job) -> bool:

@@ -284,29 +284,44 @@ class Ledger:
             error: the reason of a failure, or None.
             cancelled: cancelled by its lease, so neither source nor destination is to blame.
         """
+        self.end_together([job], [error], cancelled=cancelled)
+
+    def end_together(
+        self, jobs: Sequence[Job], errors: Sequence[str | None], *, cancelled: bool = False
+    ) -> None:
+        """Report the end of several running jobs, as `end`, with a single wake of the threads."""
         with self.section:
-            self.schedule.running.remove(job)
-            self.schedule.queue.done(job)
-            late = job.state is JobState.LATE
-            job.go(JobState.EXPIRED if late else JobState.ENDED)
-            if late:
-                error = "the move ended past its deadline"
-            # A claimed job has reported each of its layers to the sink.
-            if (sink := self._outbox.sink) is not None and not job.lease:
-                brought = job.bytes if error is None else 0
-                sink.ended(job, self.clock(), brought=brought)
-            job.record_end(ok=error is None)
-            self.report(job.ids, error=error, cancelled=cancelled and not late)
-            self._release(job.ids, ok=error is None)
+            errors = [
+                self._end(job, error, cancelled=cancelled)
+                for job, error in zip(jobs, errors, strict=True)
+            ]
             try:
                 self.take()
             except Exception as broken:  # noqa: BLE001 - raised to the waiting caller
                 self.stop(broken)
             self.section.notify_all()
-        if error is not None and not (cancelled or late):
-            self._outbox.warn_of_store(job, error)
-        layers = job.layers[1] - job.layers[0]
-        self.report_progress(job.ids, layers if error is None else 0, layers, error)
+        for job, error in zip(jobs, errors, strict=True):
+            if error is not None and not (cancelled or job.expired):
+                self._outbox.warn_of_store(job, error)
+            layers = job.layers[1] - job.layers[0]
+            self.report_progress(job.ids, layers if error is None else 0, layers, error)
+
+    def _end(self, job: Job, error: str | None, *, cancelled: bool) -> str | None:
+        """End a job and return its reported error. Call it in the section."""
+        self.schedule.running.remove(job)
+        self.schedule.queue.done(job)
+        late = job.state is JobState.LATE
+        job.go(JobState.EXPIRED if late else JobState.ENDED)
+        if late:
+            error = "the move ended past its deadline"
+        # A claimed job has reported each of its layers to the sink.
+        if (sink := self._outbox.sink) is not None and not job.lease:
+            brought = job.bytes if error is None else 0
+            sink.ended(job, self.clock(), brought=brought)
+        job.record_end(ok=error is None)
+        self.report(job.ids, error=error, cancelled=cancelled and not late)
+        self._release(job.ids, ok=error is None)
+        return error
 
     def report(
         self,
