@@ -309,11 +309,12 @@ class Pool(SlotNumbers):
 
         It is a view of the pool, or a copy of concatenated K and V if they are in two planes.
         """
-        units = self.units(slot, *layers)
         if not self.slots.even:
+            units = self.units(slot, *layers)
             rows = self.slots.rows(units, self.slots.wide)
             return self.planes[0][int(rows[0]) : int(rows[-1]) + 1].view(len(units), -1)
-        rows = [plane[int(units[0]) : int(units[-1]) + 1] for plane in self.planes]
+        first, end = self.unit_range(slot, *layers)
+        rows = [plane[first:end] for plane in self.planes]
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
     def copy_from(

@@ -89,6 +89,10 @@ class SlotNumbers(ABC):
         Raises:
             ConfigError: more than a single layer of a layer slot, or a slot beyond the pool.
         """
+        return np.arange(*self.unit_range(slot, layer_lo, layer_hi), dtype=np.int64)
+
+    def unit_range(self, slot: int, layer_lo: int, layer_hi: int) -> tuple[int, int]:
+        """Return first and end of the contiguous units, with arguments and errors as `units`."""
         if self.layer_slots:
             if layer_hi - layer_lo != 1:
                 raise ConfigError(f"layer slot {slot} holds one layer, not {layer_lo}:{layer_hi}")
@@ -99,7 +103,7 @@ class SlotNumbers(ABC):
             raise ConfigError(f"slot {slot} is outside a pool of {self.blocks} blocks")
         if self._place is not None:
             first = int(self._place[slot]) * self.layers + layer_lo
-        return np.arange(first, first + count, dtype=np.int64)
+        return first, first + count
 
     def layer_units(self, slots: NDArray[np.int64], layer: int) -> NDArray[np.int64]:
         """Return the units of a layer of many blocks, or layer slots unchanged.

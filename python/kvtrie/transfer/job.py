@@ -165,9 +165,12 @@ class Job:
     def add(self, move: Move) -> None:
         """Add a dependent move or a storage move."""
         self.urgency = min(self.urgency, _urgency(move))
-        self.ids = np.append(self.ids, np.uint64(move.id))
+        ids = np.array([move.id], dtype=np.uint64)
+        slots = np.array([[move.src_slot, move.dst_slot]], dtype=np.int64)
+        more = bool(len(self.ids))
+        self.ids = np.concatenate((self.ids, ids)) if more else ids
+        self.slots = np.concatenate((self.slots, slots)) if more else slots
         self.firsts.append(move.layer_lo)
-        self.slots = np.append(self.slots, [[move.src_slot, move.dst_slot]], axis=0)
         self.keys.append(move.key)
         self.labels.append(move.label)
 

@@ -78,7 +78,7 @@ class Schedule:
             self.running.append(job)
             if job.urgency != Urgency.DEMAND:
                 self.budget.spend(job, now)
-            if not job.batchable:
+            if joining is None and not job.batchable:  # joining jobs are batchable
                 break
         return jobs
 
