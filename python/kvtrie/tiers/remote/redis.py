@@ -8,7 +8,7 @@ it. Whole blocks are read by `GET`, parts by `GETRANGE`. A block is verified on 
 the server sends the next blocks.
 Invariant: a failed connection is not reused.
 Cost: a round trip per node and call of several blocks, two for a write. Reads of whole blocks need
-a round trip per 8 MiB of replies.
+a round trip per 4 MiB of replies.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _NS = 1_000_000_000
 _MOST_VALUE = 512 << 20  # maximum bytes of any Redis string
 _TTL_S = 86_400.0
 _YEAR_S = 365 * 86_400.0
-_AHEAD = 8 << 20  # bytes of replies requested ahead, because a server buffers them in new memory
+_AHEAD = 4 << 20  # bytes of replies requested ahead, because a server buffers them in new memory
 _MOST_REFRESHED = 1 << 17  # names
 _OUTCOMES: dict[str, Outcome] = {
     "OOM": "full",
