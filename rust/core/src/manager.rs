@@ -341,6 +341,7 @@ impl Manager {
         Layers::new(0, self.settings.layers)
     }
 
+    #[inline]
     fn structure(&self, block: BlockId) -> Structure {
         self.scopes.get(self.node(block).scope).structure
     }
@@ -348,6 +349,7 @@ impl Manager {
     /// The order in which blocks leave a tier. With several groups a block leaves after its
     /// successors: the windows before a hole are kept only at resume points, and a resume point is
     /// worth less per byte than the blocks before it.
+    #[inline]
     fn departures(&self, block: BlockId) -> Structure {
         if self.points.several() { Structure::LeafOnly } else { self.structure(block) }
     }
@@ -362,11 +364,13 @@ impl Manager {
         self.blocks.trie()
     }
 
+    #[inline]
     fn residency(&self, place: impl Into<Place>, block: BlockId) -> Residency {
         self.blocks.table(place).get(block)
     }
 
     /// The arrival of a block: the layers in flight to it.
+    #[inline]
     fn arrival(&self, place: impl Into<Place>, block: BlockId) -> Option<&Arrival> {
         self.blocks.table(place).arrival(block)
     }

@@ -21,6 +21,9 @@ pub(super) mod write;
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
+use crate::arrival::MoveIds;
 use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId};
 use crate::tier::{Residency, ResidencyState};
 use crate::time::Nanos;
@@ -52,12 +55,15 @@ impl Manager {
     fn carry_out_set(&mut self, set: &EvictionSet, now: Nanos) {
         let shared = set.shared();
         if shared.is_empty() {
-            set.victims.iter().for_each(|victim| self.evict(victim, set.cause, now));
+            let mut changed = Vec::with_capacity(set.victims.len() + 1);
+            set.victims.iter().for_each(|victim| self.evict(victim, set.cause, &mut changed, now));
+            self.refresh_changed(&changed);
             return;
         }
         self.end_planning(set);
         self.give_spare_slots(set.spared());
         self.hold_copied(set);
+        let mut changed = Vec::new();
         for tier in shared.rev() {
             for victim in set.victims.iter().filter(|victim| victim.tier == tier) {
                 match victim.fate {
@@ -65,17 +71,35 @@ impl Manager {
                         self.drop_store_of_victim(set, number);
                         self.copy_point_victim(set, number, now);
                     }
-                    _ => self.evict(victim, set.cause, now),
+                    _ => self.evict(victim, set.cause, &mut changed, now),
                 }
                 // The copy below that the victim relied on may have left.
                 self.prune(victim.block);
             }
             self.free_pages(set, tier);
         }
+        self.refresh_changed(&changed);
+    }
+
+    /// Refreshes the entries of evicted blocks and of their parents.
+    ///
+    /// Called after all victims of a set: the parent of a victim often is the next victim, and
+    /// would be linked in vain.
+    pub(super) fn refresh_changed(&mut self, changed: &[(TierId, BlockId)]) {
+        for &(tier, block) in changed {
+            self.refresh_on(tier, block);
+        }
     }
 
     /// Evicts a victim: counts it, frees or drains its slots, and prunes nodes without copies.
-    pub(super) fn evict(&mut self, victim: &Victim, cause: Cause, now: Nanos) {
+    /// Appends the blocks with entries to refresh to `changed`.
+    pub(super) fn evict(
+        &mut self,
+        victim: &Victim,
+        cause: Cause,
+        changed: &mut Vec<(TierId, BlockId)>,
+        now: Nanos,
+    ) {
         let Victim { tier, block, blocks, layers, fate, idle } = *victim;
         self.tiers[tier].credit = self.tiers[tier].credit.saturating_sub(u64::from(blocks));
         let reason = match fate {
@@ -95,14 +119,14 @@ impl Manager {
         match fate {
             Fate::Demote(dirty) => {
                 let slots = self.slots_of(tier, block, layers);
-                self.vacate(tier, block, layers);
+                self.vacate(tier, block, layers, changed);
                 // A block slot keeps the clean layers too, in case the store fails.
                 let held = if self.tiers[tier].spec.layer_slots { dirty } else { layers };
                 self.write_back(block, dirty, Leaves { tier, slot: slots[0], held }, now);
             }
             Fate::Clean | Fate::Drop | Fate::Point(_) => {
                 let slots = self.slots_of(tier, block, layers);
-                let rest = self.vacate(tier, block, layers);
+                let rest = self.vacate(tier, block, layers, changed);
                 if self.tiers[tier].spec.layer_slots {
                     for slot in slots {
                         self.blocks.give_slot(tier, slot);
@@ -139,18 +163,37 @@ impl Manager {
     }
 
     /// The slots of `layers` of a residency: a slot per layer, or the block's only slot.
-    pub(super) fn slots_of(&self, tier: TierId, block: BlockId, layers: Layers) -> Vec<Slot> {
-        if self.tiers[tier].spec.layer_slots {
-            layers.iter().map(|layer| self.slot_of(tier, block, layer)).collect()
-        } else {
-            vec![self.slot_of(tier, block, layers.lo)]
-        }
+    pub(super) fn slots_of(
+        &self,
+        tier: TierId,
+        block: BlockId,
+        layers: Layers,
+    ) -> SmallVec<[Slot; 1]> {
+        // Without layer slots the block has a single slot.
+        let each = self.tiers[tier].spec.layer_slots;
+        let layers = if each { layers } else { Layers::new(layers.lo, layers.lo + 1) };
+        layers.iter().map(|layer| self.slot_of(tier, block, layer)).collect()
     }
 
-    /// Clears `layers` of a residency and returns the remaining layers. The caller owns the slots.
-    pub(super) fn vacate(&mut self, tier: TierId, block: BlockId, layers: Layers) -> Layers {
+    /// Clears `layers` of a residency and returns the remaining layers. The caller owns the slots,
+    /// and refreshes the blocks appended to `changed`.
+    fn vacate(
+        &mut self,
+        tier: TierId,
+        block: BlockId,
+        layers: Layers,
+        changed: &mut Vec<(TierId, BlockId)>,
+    ) -> Layers {
         let rest = self.blocks.vacate(tier, block, layers);
-        self.residency_changed(tier, block);
+        self.note_change(tier, block);
+        // The last victim's parent is listed already.
+        if changed.last() != Some(&(tier, block)) {
+            changed.push((tier, block));
+        }
+        if let Some(parent) = self.trie().parent(block) {
+            changed.push((tier, parent));
+            self.refresh_above(tier, Some(parent));
+        }
         rest
     }
 
@@ -180,13 +223,13 @@ impl Manager {
         layers: Layers,
         now: Nanos,
         source: impl Fn(u16) -> Endpoint,
-    ) -> Vec<MoveId> {
+    ) -> MoveIds {
         let below = tier + 1;
         let into = self.residency(below, block).slot;
         let row = self.blocks.take_slots(below, into, layers);
         self.blocks.alter(below, block, |residency| residency.slot = row);
         let transit = self.transit(tier, below);
-        let mut moves = Vec::new();
+        let mut moves = MoveIds::new();
         for piece in self.pieces(tier, below, transit, layers) {
             let mut from = source(piece.lo);
             let dst = self.slot_of(below, block, piece.lo);

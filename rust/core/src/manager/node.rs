@@ -43,6 +43,7 @@ pub(super) type GroupSlices = SmallVec<[(GroupSlice, u32); 16]>;
 
 impl Manager {
     /// The layers of a block resident on a tier or in flight to it.
+    #[inline]
     pub(super) fn expected(&self, tier: TierId, block: BlockId) -> Layers {
         let residency = self.residency(tier, block);
         // A bad copy has unusable layers.
@@ -248,12 +249,18 @@ impl Manager {
         }
     }
 
-    /// Updates policy, hints and the entries of a block and its parent after a residency change on
-    /// a tier.
-    pub(super) fn residency_changed(&mut self, tier: TierId, block: BlockId) {
+    /// Updates policy and hints after a residency change on a tier. The caller refreshes the entries
+    /// of the block and its parent.
+    pub(super) fn note_change(&mut self, tier: TierId, block: BlockId) {
         self.drop_shared_store(tier, block);
         self.note_arrival(tier, block);
         self.attend(tier, block);
+    }
+
+    /// Updates policy, hints and the entries of a block and its parent after a residency change on
+    /// a tier.
+    pub(super) fn residency_changed(&mut self, tier: TierId, block: BlockId) {
+        self.note_change(tier, block);
         self.refresh_on(tier, block);
         if let Some(parent) = self.trie().parent(block) {
             self.refresh_on(tier, parent);

@@ -4,6 +4,8 @@
 //! Invariant: an unused private slot returns to its tier at once. Cost: O(1), with layer slots
 //! O(layers).
 
+use smallvec::{SmallVec, smallvec};
+
 use crate::arrival::MoveIds;
 use crate::block::{BlockId, Layers, NO_SLOT, Slot, TierId};
 use crate::private_slots::{PrivateSlot, PrivateSlotId};
@@ -23,13 +25,13 @@ impl Manager {
         dst: TierId,
         transit: Option<TierId>,
         layers: Layers,
-    ) -> Vec<Layers> {
+    ) -> SmallVec<[Layers; 1]> {
         let ends = [Some(src), Some(dst), transit];
         // Layer slots at either end require a move per layer.
         if ends.into_iter().flatten().any(|tier| self.tiers[tier].spec.layer_slots) {
             layers.iter().map(|layer| Layers::new(layer, layer + 1)).collect()
         } else {
-            vec![layers]
+            smallvec![layers]
         }
     }
 

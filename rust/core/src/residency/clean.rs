@@ -31,6 +31,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     }
 
     /// Resident layers of a block on a tier.
+    #[inline]
     pub(super) fn resident_layers(&self, tier: TierId, block: BlockId) -> Layers {
         let residency = self.places[tier].table.get(block);
         if residency.state == ResidencyState::Resident { residency.have } else { Layers::NONE }

@@ -45,7 +45,7 @@ use pages::{PageView, Planned};
 use points::PointVictim;
 
 /// Maximum number of victims of a set with memory kept for reuse.
-const MANY: usize = 64;
+const MANY: usize = 1024;
 
 /// Fate of a victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -260,7 +260,7 @@ impl Manager {
     /// Keeps the memory of a set for reuse, unless it is large.
     pub(crate) fn keep(&mut self, mut set: Box<EvictionSet>) {
         // A large eviction must not keep its memory for all later small evictions.
-        if set.victims.len() > MANY || set.taken.len() > MANY || set.planned.len() > MANY * MANY {
+        if set.victims.len() > MANY || set.taken.len() > MANY || set.planned.len() > 4 * MANY {
             return;
         }
         set.clear();

@@ -245,6 +245,7 @@ impl Manager {
     /// Evicts a set's victims below `tier`, and only writes its victims on `tier`.
     fn carry_out_below(&mut self, set: &EvictionSet, tier: TierId, now: Nanos) {
         let shared = self.tiers.above_shared(tier);
+        let mut changed = Vec::new();
         for victim in &set.victims {
             match victim.fate {
                 // A store to a shared tier makes its room when it starts.
@@ -255,9 +256,12 @@ impl Manager {
                     self.copy_down(tier, victim.block, dirty, None, now);
                 }
                 // Below the tier the victims make room for the copies, so they must go.
-                _ if victim.tier > tier && !shared => self.evict(victim, set.cause, now),
+                _ if victim.tier > tier && !shared => {
+                    self.evict(victim, set.cause, &mut changed, now);
+                }
                 _ => {}
             }
         }
+        self.refresh_changed(&changed);
     }
 }

@@ -3,6 +3,8 @@
 //! Invariant: a decision changes only the set, and room on the tier below is made in the same set.
 //! Cost: O(tiers) per victim, plus the cost of room below.
 
+use smallvec::{SmallVec, smallvec};
+
 use crate::block::{BlockId, Layers, Structure, TierId};
 use crate::policy::Entry;
 use crate::tier::{ResidencyState, Write};
@@ -182,7 +184,8 @@ impl Manager {
             return true;
         }
         // A subtree is dropped only by a dropping set. Otherwise a block with children stays.
-        let dropped = if set.dropping { self.subtree(block) } else { vec![block] };
+        let dropped: SmallVec<[BlockId; 1]> =
+            if set.dropping { self.subtree(block).into() } else { smallvec![block] };
         // A descendant in use keeps its ancestors.
         let with_children = set.dropping;
         if !dropped.iter().all(|&block| self.droppable(set, block, with_children)) {
