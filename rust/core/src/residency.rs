@@ -5,7 +5,7 @@
 //! residencies. They take a [`Place`], a tier and a group. A tier alone is its first group:
 //!
 //! ```text
-//!            extend            begin_arrival             arrived, end_arrival
+//!            extend            begin_arrival         arrived, stored, end_arrival
 //!   no block ───────> absent ──────────────────> arriving ─────────> resident ──┐ begin_read, end_io,
 //!                      ^  └──────── put, put_new, put_in ──────────> ^  │   ^ └─┘ add_reader, end_reader
 //!                      └──── vacate, evict_run, discard ────────────────┘   └─ restore
@@ -401,6 +401,17 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         }
         // The source is fully resident, so its tier needs no recount.
         self.recount_run(dst, &blocks, Layers::NONE, Some(src));
+    }
+
+    /// Ends the only moves of these blocks of a run to `dst`, the last block first, out of slots
+    /// without a residency.
+    pub(crate) fn stored(&mut self, dst: TierId, blocks: Range<BlockId>) {
+        self.generation += 1;
+        self.note_all(dst, blocks.clone().rev(), Layers::NONE, self.all);
+        for block in blocks.clone() {
+            self.places[dst].table.arrived(block);
+        }
+        self.recount_run(dst, &blocks, Layers::NONE, None);
     }
 
     /// Attaches an arrival to a block in state arriving.

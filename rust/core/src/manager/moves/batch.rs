@@ -15,7 +15,7 @@ use crate::time::Nanos;
 
 use crate::manager::Manager;
 use crate::manager::moves::NewMove;
-use crate::transfer::{End, Endpoint, MoveKind};
+use crate::transfer::{End, Endpoint, Leaves, MoveKind};
 
 /// Transfer batch: blocks fully resident and idle on the source tier, and absent on a destination
 /// with room.
@@ -87,7 +87,9 @@ impl Manager {
     /// Ends the successful moves at the front of `ids` that bring consecutive blocks of a run to
     /// the same tier. Returns their number.
     pub(crate) fn complete_batch(&mut self, ids: &[MoveId], now: Nanos) -> usize {
-        let Some((class, first)) = self.move_class(ids[0]) else { return 0 };
+        let Some((class, first)) = self.move_class(ids[0], End::Resident) else {
+            return self.complete_leaving(ids, now);
+        };
         let (kind, src, dst) = class;
         // A hint given since the start may require a check of every block.
         if !self.can_batch(src, dst) {
@@ -95,8 +97,9 @@ impl Manager {
         }
         let most = self.trie().run(first).end - first;
         let follow = (first..first + most).zip(ids);
-        let number =
-            follow.take_while(|&(block, &id)| self.move_class(id) == Some((class, block))).count();
+        let number = follow
+            .take_while(|&(block, &id)| self.move_class(id, End::Resident) == Some((class, block)))
+            .count();
         self.end_moves(class, &ids[..number], now);
         self.moves.ended(&ids[..number], true);
         let blocks = first..first + u32::try_from(number).expect("no more than the run has");
@@ -116,23 +119,56 @@ impl Manager {
         number
     }
 
-    /// The class and the block of a move of a whole block, if its destination awaits no further
-    /// move.
-    fn move_class(&self, id: MoveId) -> Option<(MoveClass, BlockId)> {
-        // Partial, failed, depended-on or leaving moves end individually.
+    /// Ends the successful stores at the front of `ids` that read the leaving slots of consecutive
+    /// blocks of a run, the last block first as they were evicted. Returns their number.
+    fn complete_leaving(&mut self, ids: &[MoveId], now: Nanos) -> usize {
+        let Some((class, last)) = self.move_class(ids[0], End::Leaving) else { return 0 };
+        let (_, src, dst) = class;
+        // A block written further is written before the next block arrives.
+        if !self.can_batch(src, dst) || self.tiers.writes_through(dst) {
+            return 0;
+        }
+        let before = (self.trie().run(last).start..=last).rev().zip(ids);
+        let next = |&(block, &id): &(BlockId, &MoveId)| {
+            self.move_class(id, End::Leaving) == Some((class, block))
+        };
+        let number = before.take_while(next).count();
+        for &id in &ids[..number] {
+            // The slots of the victims are free to write from here on.
+            if let Some(Leaves { tier, slot, .. }) = self.moves[id].leaves {
+                self.blocks.drained(tier, slot);
+            }
+        }
+        self.end_moves(class, &ids[..number], now);
+        self.moves.ended(&ids[..number], true);
+        let blocks = last + 1 - u32::try_from(number).expect("no more than the run has")..last + 1;
+        self.blocks.stored(dst, blocks.clone());
+        self.refused.took(dst, number as u64);
+        for block in self.edge(dst, blocks.clone(), self.departures(last)) {
+            self.refresh_on(dst, block);
+        }
+        // An earlier block may have lost its last copy while this batch was in flight.
+        self.sweep_path(self.trie().parent(blocks.start));
+        number
+    }
+
+    /// The class and the block of a move of a whole block out of a slot of this kind, if its
+    /// destination awaits no further move.
+    fn move_class(&self, id: MoveId, from: End) -> Option<(MoveClass, BlockId)> {
+        // Partial, failed or depended-on moves end individually.
         let known = self.moves.get(id)?;
-        let plain = (known.from, known.to) == (End::Resident, End::Resident)
+        let plain = (known.from, known.to) == (from, End::Resident)
             && known.layers == self.all_layers()
             && known.landed == 0
             && !known.failed
-            && known.leaves.is_none()
+            && known.leaves.is_some() == (from == End::Leaving)
             && known.deps.is_empty();
         if !plain || !self.marked.is_empty() {
             return None;
         }
         // A block with a move in flight is not removed, so its id is valid.
         let block = known.block?.id();
-        let alone = self.blocks.table(known.src).fully_resident(block)
+        let alone = (from == End::Leaving || self.blocks.table(known.src).fully_resident(block))
             && self.blocks.table(known.dst).arrives_by(block, id);
         alone.then_some(((known.kind, known.src, known.dst), block))
     }
