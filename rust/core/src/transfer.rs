@@ -110,7 +110,7 @@ pub struct Move {
 pub(crate) struct Moves {
     in_flight: InFlight,
     /// By move: its dependents.
-    waiters: FxHashMap<MoveId, Vec<MoveId>>,
+    waiters: FxHashMap<MoveId, MoveIds>,
     /// Latest id.
     latest: MoveId,
     /// Moves ready to be handed out, in topological order.

@@ -21,6 +21,8 @@ pub(super) mod points;
 pub(super) mod shared_stores;
 pub(super) mod write_ahead;
 
+use std::ops::RangeInclusive;
+
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -84,10 +86,13 @@ impl Manager {
             self.begin_shared_stores(shared.min(room));
         }
         let number = limit.min(self.moves.queued());
-        let any = self.moves.peek(number).any(|known| known.lease == 0);
-        // Searching for the waiting leases takes O(leases), so do it only for a move without a
+        // Searching for the waiting leases takes O(leases), so do it only for moves without a
         // lease.
-        let first = if any { self.first_to_await() } else { FxHashMap::default() };
+        let without = self.moves.peek(number).filter(|known| known.lease == 0);
+        let (low, high) = without
+            .fold((MoveId::MAX, 0), |(low, high), known| (known.id.min(low), known.id.max(high)));
+        let first =
+            if high > 0 { self.first_to_await(&(low..=high)) } else { FxHashMap::default() };
         let mut out = Vec::with_capacity(number);
         self.moves.hand_out(number, self.clock.last(), |known| {
             let lease = match known.lease {
@@ -99,15 +104,18 @@ impl Manager {
         Ok(out)
     }
 
-    /// The oldest waiting lease of each move.
-    fn first_to_await(&self) -> FxHashMap<MoveId, LeaseId> {
+    /// The oldest waiting lease of each of these moves.
+    fn first_to_await(&self, ids: &RangeInclusive<MoveId>) -> FxHashMap<MoveId, LeaseId> {
         let mut all: FxHashMap<MoveId, LeaseId> = FxHashMap::default();
         let mut visit = |id: MoveId, lease: LeaseId| {
-            let first = all.entry(id).or_insert(lease);
-            *first = lease.min(*first);
+            if ids.contains(&id) {
+                let first = all.entry(id).or_insert(lease);
+                *first = lease.min(*first);
+            }
         };
         for (lease, moves) in self.awaits.all() {
-            for &id in moves {
+            // The moves of a row ascend.
+            for &id in &moves[moves.partition_point(|id| id < ids.start())..] {
                 visit(id, lease);
             }
         }
