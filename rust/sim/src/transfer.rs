@@ -81,7 +81,7 @@ pub struct Executor {
     /// Moves in a lane.
     under_way: FxHashMap<MoveId, Entered>,
     /// Moves of each running transmission, by number.
-    running: FxHashMap<u64, Vec<MoveId>>,
+    running: FxHashMap<u64, Vec<(MoveId, Layers)>>,
     /// Moves by predicted end.
     predicted: BTreeMap<Nanos, Vec<MoveId>>,
     next_job: u64,
@@ -199,7 +199,7 @@ impl Executor {
             let number = self.next_job;
             self.next_job += 1;
             let waits = job.after != NO_MOVE && self.alive(job.after);
-            self.carried.extend(job.moves.iter().map(|order| (order.id, number)));
+            self.carried.extend(job.moves.iter().map(|&(id, _)| (id, number)));
             let (after, urgency) = (job.after, job.urgency);
             self.waiting.insert(number, job);
             if waits {
@@ -217,8 +217,11 @@ impl Executor {
 
     /// End a transmission. Returns its moves and the jobs waiting for them.
     pub fn end(&mut self, number: u64, now: Nanos) -> (Vec<MoveId>, Vec<u64>) {
-        let moves = match self.transfer.mode {
-            Mode::Executor => self.running.remove(&number).unwrap_or_default(),
+        let moves: Vec<MoveId> = match self.transfer.mode {
+            Mode::Executor => {
+                let moves = self.running.remove(&number).unwrap_or_default();
+                moves.into_iter().map(|(id, _)| id).collect()
+            }
             Mode::Predicted => self.predicted.remove(&now).unwrap_or_default(),
         };
         let mut freed = Vec::new();
@@ -270,6 +273,7 @@ impl Executor {
     /// Group moves into jobs: moves ready to run between two memory tiers by way, then a job per
     /// remaining move.
     fn group(&self, handed: &[Handed]) -> Vec<Job> {
+        let job = |order| Job::of(order, self.lane(order), self.bytes(order));
         let mut jobs: Vec<Job> = Vec::new();
         let mut others = Vec::new();
         let mut open: FxHashMap<_, usize> = FxHashMap::default();
@@ -285,10 +289,10 @@ impl Executor {
                 claimed || job.moves.len() < self.transfer.moves_per_job
             });
             if let Some(at) = at {
-                jobs[at].moves.push(*order);
+                jobs[at].add(order, self.bytes(order));
             } else {
                 open.insert(order.way(), jobs.len());
-                jobs.push(Job::of(*order));
+                jobs.push(job(order));
             }
         }
         // Single-layer stores of a block to a disk are written together.
@@ -298,11 +302,11 @@ impl Executor {
             let object = (order.src, order.dst, order.group, order.dst_slot, order.after);
             let known = objects.get(&object).copied().filter(|_| store);
             if let Some(at) = known.filter(|&at: &usize| jobs[at].adjoins(order.layers)) {
-                jobs[at].moves.push(*order);
+                jobs[at].add(order, self.bytes(order));
                 continue;
             }
             objects.insert(object, jobs.len());
-            jobs.push(Job::of(*order));
+            jobs.push(job(order));
         }
         jobs
     }
@@ -319,6 +323,14 @@ impl Executor {
         }
     }
 
+    /// Lane of a move.
+    fn lane(&self, order: &Handed) -> LaneId {
+        match order.kind {
+            MoveKind::Load | MoveKind::Copy => self.read[order.src],
+            MoveKind::Store => self.store[order.dst],
+        }
+    }
+
     /// Bytes of a move.
     fn bytes(&self, order: &Handed) -> u64 {
         let whole = match order.group {
@@ -331,20 +343,16 @@ impl Executor {
     /// Enter a job into its lane.
     fn enter(&mut self, number: u64, now: Nanos) {
         let Some(job) = self.waiting.remove(&number) else { return };
-        let first = job.moves[0];
-        let lane = match first.kind {
-            MoveKind::Load | MoveKind::Copy => self.read[first.src],
-            MoveKind::Store => self.store[first.dst],
-        };
-        let bytes = job.moves.iter().map(|order| self.bytes(order)).sum();
-        let times = self.transmit(lane, bytes, now, first.layers.len());
-        for order in &job.moves {
-            self.carried.remove(&order.id);
-            let entered = Entered { id: order.id, layers: order.layers, times };
-            self.under_way.insert(order.id, entered);
+        let (_, first) = job.moves[0];
+        let times = self.transmit(job.lane, job.bytes, now, first.len());
+        self.entered.reserve(job.moves.len());
+        for &(id, layers) in &job.moves {
+            self.carried.remove(&id);
+            let entered = Entered { id, layers, times };
+            self.under_way.insert(id, entered);
             self.entered.push(entered);
         }
-        self.running.insert(number, job.moves.iter().map(|order| order.id).collect());
+        self.running.insert(number, job.moves);
         self.ends.push((times.end, number));
     }
 

@@ -18,6 +18,7 @@ use std::ops::Range;
 
 use kvtrie_core::{MoveId, Nanos, Result};
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use super::{Engine, Limits, Service, Wait};
 use crate::event::Kind;
@@ -46,7 +47,7 @@ pub struct Continuous {
     prefills: BTreeSet<u64>,
     decodes: Decodes,
     /// Requests waiting for a move, by move.
-    waiting: FxHashMap<MoveId, Vec<u64>>,
+    waiting: FxHashMap<MoveId, SmallVec<[u64; 2]>>,
     /// Requests with all moves done, until the next step begins.
     ready: Vec<u64>,
     step: Step,

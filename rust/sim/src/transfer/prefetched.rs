@@ -50,6 +50,10 @@ impl Prefetched {
     }
 
     fn leave(&mut self, place: Place, now: Nanos) {
+        // Without prefetches no move pays for a lookup.
+        if self.held.is_empty() {
+            return;
+        }
         if let Some((bytes, since)) = self.held.remove(&place) {
             *self.ended.entry(place.0).or_default() += product(bytes, since, now);
         }

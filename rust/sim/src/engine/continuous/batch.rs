@@ -4,6 +4,7 @@
 //! O(log requests) each, plus the manager's calls.
 
 use kvtrie_core::{MoveId, Nanos, Result};
+use smallvec::SmallVec;
 
 use super::super::prefill::Prefill;
 use super::Continuous;
@@ -66,7 +67,7 @@ impl Continuous {
 
     /// Update the requests waiting for a move, after its end or its layer times are known.
     pub(super) fn on_move(&mut self, id: MoveId, now: Nanos, tell: impl Fn(&mut Prefill)) {
-        let mut rest = Vec::new();
+        let mut rest = SmallVec::new();
         for request in self.waiting.remove(&id).unwrap_or_default() {
             let Some(running) = self.running.get_mut(&request) else { continue };
             tell(&mut running.prefill);
