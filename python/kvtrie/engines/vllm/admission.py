@@ -56,6 +56,7 @@ class Admission:
         if run is not None and run.receiving and waiting.sequence.computed() and not loaded:
             self._go_on(run, tables)
             return
+        self._requests.spend(waiting)
         unsure = self._end_last_run(request, waiting)
         sequence, start = waiting.sequence, waiting.start
         local = sequence.tokens(start)

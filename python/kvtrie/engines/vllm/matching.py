@@ -3,7 +3,8 @@
 A shared store is queried once for the blocks missing on all faster tiers. Its blocks are marked and
 then loaded like blocks on disk.
 Invariant: an answer counts only blocks complete and verified in host memory. A request waits for a
-store's answer and for prefetched blocks at most until the deadline.
+store's answer and for prefetched blocks at most until the deadline. A burst of requests is admitted
+over several steps.
 Cost: a lookup per call after a change in the manager, else a comparison of numbers.
 """
 
@@ -58,7 +59,7 @@ class Matching:
             local: tokens of vLLM's own hit, whole blocks.
         """
         self._cache.identity.awaited = True
-        if self._cache.identity.awaits(request):
+        if self._cache.identity.awaits(request) or self._requests.crowded:
             return None
         waiting = self._requests.of(request)
         end = self._answer(waiting, waiting.sequence.at(local), self._cache.clock())
@@ -74,6 +75,7 @@ class Matching:
         generation = cache.manager.generation
         if (answer := waiting.valid_answer(generation, start, now)) is not None:
             return answer.end
+        self._requests.spend(waiting)
         end = self._match(waiting, start, now)
         # A prefetch issued in this call may be rejected, so this answer is not cached.
         sure = end is not None or waiting.wait.coming

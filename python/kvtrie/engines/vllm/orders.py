@@ -50,6 +50,7 @@ class Orders:
     def make(self, output: SchedulerOutput, now: int) -> StepOrders:
         """Return the orders of the step just scheduled by vLLM."""
         cache, requests, moves = self._cache, self._requests, self._cache.moves
+        requests.spent = 0
         scheduled = output.num_scheduled_tokens
         for ident in [ident for ident in requests.running if ident not in scheduled]:
             if requests.running[ident].request.status.name == "PREEMPTED":

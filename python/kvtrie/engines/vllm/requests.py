@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Requests"]
 
+# Blocks of matched and of admitted prompts per step: 16 prompts of 2,000 tokens, 3 ms.
+_BLOCKS_PER_STEP = 4096
+
 
 class Requests:
     """The requests in progress of a server.
@@ -43,6 +46,7 @@ class Requests:
         running: by id, the requests with blocks.
         leaving: runs with leases to release with the next orders.
         pins: their pins in host memory. A request gives up if the quota is used up.
+        spent: blocks of the prompts matched and admitted in this step.
     """
 
     def __init__(self, cache: ServedCache, sharing: Sharing | None = None) -> None:
@@ -50,6 +54,7 @@ class Requests:
         self.waiting: dict[str, WaitingRequest] = {}
         self.running: dict[str, RunningRequest] = {}
         self.leaving: list[RunningRequest] = []
+        self.spent = 0
         self.pins = HostPins(cache.manager, cache.host_blocks)
 
     def of(self, request: Request) -> WaitingRequest:
@@ -76,6 +81,15 @@ class Requests:
             if waiting.scope is not None:
                 self._take_hints(waiting, request, given)
         return waiting
+
+    @property
+    def crowded(self) -> bool:
+        """Whether this step has admitted enough, so that further requests wait for the next."""
+        return self.spent >= _BLOCKS_PER_STEP
+
+    def spend(self, waiting: WaitingRequest) -> None:
+        """Count the blocks of a prompt that is matched or admitted in this step."""
+        self.spent += waiting.sequence.known // self._cache.size
 
     def _scope_of(self, request: Request, identity: str | None) -> Scope | None:
         """Return the scope of a request, or None: it then neither matches nor stores."""
