@@ -3,8 +3,8 @@
 import sys
 from dataclasses import replace
 
-from tests.engines.vllm_engine import PlayedRequest, planned, served
 from tests.engines.vllm_blocks import SIZE
+from tests.engines.vllm_engine import PlayedRequest, planned, served
 
 from kvtrie import Moves
 from kvtrie.engines.vllm.messages import Opened, StepNews
@@ -13,7 +13,7 @@ from kvtrie.engines.vllm.settings import Settings
 from kvtrie.transfer.report import MoveReport
 
 REQUESTS, EACH = 256, 125  # prompts, and their full blocks
-MOST_CALLS = 8_000  # in a step, of functions in Python and compiled ones: 2 to 3 ms
+MOST_CALLS = 10_000  # in a step, of functions in Python and compiled ones: 3 to 4 ms
 
 
 class Server:
@@ -87,7 +87,7 @@ def test_a_burst_of_256_requests_is_admitted_over_several_steps():
         for request in running:
             server.counted(server.connector.end, request)
         server.step(waiting, [], slot)
-    assert max(server.admitted) == 17
+    assert max(server.admitted) == 24
     assert max(server.steps) <= MOST_CALLS, server.steps
     stats = server.connector.manager.stats()
     assert (stats.leases, stats.moves) == (0, 0)

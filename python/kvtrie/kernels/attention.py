@@ -13,6 +13,7 @@ and get zeros. Cost: two products and a softmax. Temporary arrays stay below a l
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,8 +30,14 @@ if TYPE_CHECKING:
 
 __all__ = ["attend", "attend_causal", "attend_masked", "attend_padded", "attend_without_weights"]
 
-_SLICE_BYTES = 1 << 20
-"""Bytes of weights of a slice on the CPU, about the size of its caches."""
+_SLICE_BYTES = 1 << 22
+"""Bytes of weights of a slice on the CPU, about a core's share of its caches."""
+
+_FEW = 16
+"""Least number of queries for a search for the rows hidden from some of them."""
+
+_SPARSE = 4
+"""Rows per hidden row, from which only the hidden rows are masked."""
 
 
 def attend(
@@ -97,7 +104,7 @@ def attend(
         part = grouped[:, :, :, lo:hi].flatten(2, 3)
         weights = torch.matmul(part, across).unflatten(2, (each, hi - lo))
         weights = weights if terms is None else terms.capped(weights)
-        weights.masked_fill_(sight.hidden(lo, hi), -torch.inf)
+        sight.hide(weights, lo, hi)
         weights = torch.softmax(weights, dim=-1) if terms is None else terms.softmax(weights)
         if sight.blind:
             weights.nan_to_num_(0.0)  # padding has no visible rows
@@ -277,6 +284,28 @@ class _Sight:
         small = token_pos.to(torch.int32)
         queries = torch.arange(input_pos, input_pos + new, device=small.device, dtype=torch.int32)
         return cls(small, queries, first)
+
+    @cached_property
+    def _late(self) -> torch.Tensor | None:
+        """Return the rows hidden from a query on the CPU, or None if a mask of all is faster."""
+        if self._first is not None or self._token_pos.device.type != "cpu":
+            return None
+        if len(self._queries) < _FEW:  # a search would take longer
+            return None
+        late = (self._token_pos > self._queries[0]).flatten(0, 1).any(dim=0)
+        late = late.nonzero()[:, 0]
+        return late if _SPARSE * len(late) <= self._token_pos.shape[2] else None
+
+    def hide(self, products: torch.Tensor, lo: int, hi: int) -> None:
+        """Hide rows in the products of queries `(batch, kv_heads, each, hi - lo, rows)`."""
+        late = self._late
+        if late is None:
+            products.masked_fill_(self.hidden(lo, hi), -torch.inf)
+        elif len(late):
+            rows = self._token_pos[:, :, None, None, late]
+            some = products.index_select(-1, late)
+            some.masked_fill_(rows > self._queries[lo:hi, None], -torch.inf)
+            products.index_copy_(-1, late, some)
 
     def hidden(self, lo: int, hi: int) -> torch.Tensor:
         """Return True for hidden rows, bool `(batch, kv_heads, 1, hi - lo, rows)`."""

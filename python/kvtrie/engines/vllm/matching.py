@@ -3,8 +3,7 @@
 A shared store is queried once for the blocks missing on all faster tiers. Its blocks are marked and
 then loaded like blocks on disk.
 Invariant: an answer counts only blocks complete and verified in host memory. A request waits for a
-store's answer and for prefetched blocks at most until the deadline. A burst of requests is admitted
-over several steps.
+store's answer and for prefetched blocks at most until the deadline.
 Cost: a lookup per call after a change in the manager, else a comparison of numbers.
 """
 
@@ -59,7 +58,7 @@ class Matching:
             local: tokens of vLLM's own hit, whole blocks.
         """
         self._cache.identity.awaited = True
-        if self._cache.identity.awaits(request) or self._requests.crowded:
+        if self._cache.identity.awaits(request):
             return None
         waiting = self._requests.of(request)
         end = self._answer(waiting, waiting.sequence.at(local), self._cache.clock())

@@ -107,7 +107,12 @@ class SchedulerConnector:
             self.cache.store.close()
 
     def match(self, request: Request, local: int) -> int | None:
-        """Return as `Matching.match`, or 0 after an unexpected error."""
+        """Return as `Matching.match`, or 0 after an unexpected error.
+
+        A burst of requests is matched and admitted over several steps.
+        """
+        if self.requests.crowded:
+            return None
         with self.requests.contained(request.request_id):
             return self._matching.match(request, local)
         return 0
