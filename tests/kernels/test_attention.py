@@ -55,8 +55,8 @@ def by_hand(query, keys, values, token_pos, input_pos, first=(0, 0)):
     return out, weights
 
 
-# Square, one query, and the case in between, which is many times wider than high.
-SHAPES = [(8, 8), (1, 30), (6, 60), (40, 64)]
+# Square, one query, the case in between, which is many times wider than high, and few hidden rows.
+SHAPES = [(8, 8), (1, 30), (6, 60), (40, 64), (16, 600)]
 
 
 @pytest.mark.parametrize(("new", "rows"), SHAPES)
