@@ -187,7 +187,7 @@ def test_every_computed_token_has_one_cause(seed):
 
 
 @pytest.mark.parametrize("polls", [0, 1200])
-def test_all_threads_requests_are_counted_however_often_the_comparing_thread_is_woken(
+def test_all_threads_requests_are_counted_however_often_the_comparing_thread_ends(
     monkeypatch, polls
 ):
     monkeypatch.setattr(module, "_IDLE_POLLS", polls)

@@ -43,7 +43,7 @@ _NS = 1_000_000_000
 _BRANCHES = 8
 _QUEUED = 32
 _POLL_S = 0.05  # waking the thread takes longer than all else of an admission
-_IDLE_POLLS = 20  # empty polls before the thread waits to be woken
+_IDLE_POLLS = 20  # empty polls before the thread ends
 _REQUESTS = 256
 _LONGEST_ID = 256  # remembered characters of a client's id
 _DIGEST = 16
@@ -146,12 +146,10 @@ class MissCounter:
         self._salts: OrderedDict[bytes, None] = OrderedDict()
         # Waiting comparisons, and whether a comparison is running.
         self._queue: deque[tuple[Explained, Spans]] = deque()
-        self._comparing = self._closed = self._idle = False
-        self._thread: threading.Thread | None = None
+        self._comparing = self._closed = False
+        self._thread: threading.Thread | None = None  # ends after a second without comparisons
         # Guards all fields above. Never held during a comparison of branches.
         self._lock = threading.Condition()
-        with self._lock:  # before requests: a start takes longer than an admission
-            self._start()
 
     def admitted(self, request: Admitted, start: int, now: int) -> None:
         """Count the computed tokens of an admitted request.
@@ -207,9 +205,11 @@ class MissCounter:
                 self._keep(explained.request.request_id, None)
                 self._queue.append((explained, spans))
                 if self._thread is None:
-                    self._start()
-                elif self._idle:
-                    self._lock.notify_all()
+                    self._thread = threading.Thread(
+                        target=self._run, name="kvtrie why", daemon=True
+                    )
+                    self._thread.start()
+                    end_at_exit(self._thread, self._end)
 
     def uncached(self, count: int) -> None:
         """Count the computed tokens of an uncached request."""
@@ -280,12 +280,6 @@ class MissCounter:
             self._closed = True
             self._lock.notify_all()
 
-    def _start(self) -> None:
-        """Start the thread that compares."""
-        self._thread = threading.Thread(target=self._run, name="kvtrie why", daemon=True)
-        self._thread.start()
-        end_at_exit(self._thread, self._end)
-
     def _may_compare(self, now: int) -> bool:
         """Return whether the rate allows a further comparison, and count it."""
         more = (now - self._allowed_at) * self._per_second / _NS
@@ -297,7 +291,7 @@ class MissCounter:
         return True
 
     def _run(self) -> None:
-        """Compare queued requests until the close."""
+        """Compare queued requests, until the queue is empty for several polls."""
         try:
             while self._compare_next():
                 pass
@@ -312,9 +306,6 @@ class MissCounter:
                 if self._queue or self._closed:
                     break
                 self._lock.wait(_POLL_S)
-            self._idle = True
-            self._lock.wait_for(lambda: self._queue or self._closed)
-            self._idle = False
             if not self._queue:
                 self._thread = None
                 return False
