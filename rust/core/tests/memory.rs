@@ -177,8 +177,8 @@ fn main() {
         let mut trace = Trace::new(1234);
         fill_with(pool::settings(policy, few, 1), || trace.take_next()).each()
     });
-    // 8 for the last use, and lives: 344 kB in this room, with 16 kB for the heads of their chains.
-    // Ghosts, 8 more, come with evictions.
+    // 8 for the last use, and 344 kB in this room for lives and the heads of their chains. Eviction
+    // adds 8 for ghosts.
     let more = learned - plain;
     println!("learned: {more:.1} bytes more per block");
     assert!((8.0..=11.0).contains(&more), "{more:.1} bytes for what is learned");

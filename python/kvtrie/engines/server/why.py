@@ -42,7 +42,7 @@ __all__ = ["Admitted", "Explained", "MissCounter"]
 _NS = 1_000_000_000
 _BRANCHES = 8
 _QUEUED = 32
-_POLL_S = 0.05  # waking the thread takes longer than all else of an admission
+_POLL_S = 0.05  # a notification takes longer than the rest of an admission
 _IDLE_POLLS = 20  # empty polls before the thread ends
 _REQUESTS = 256
 _LONGEST_ID = 256  # remembered characters of a client's id
@@ -91,7 +91,7 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """The parts of a counted request's report. Few are read, so they become JSON when they are.
+    """Parts of a counted request's report. Few reports are read, so JSON is made at a read.
 
     Attributes:
         miss: its explanation.
@@ -227,10 +227,10 @@ class MissCounter:
         """
         start = request_id + "-"
         with self._lock:
-            name = request_id[:_LONGEST_ID]
+            name: str | None = request_id[:_LONGEST_ID]
             if name not in self._requests:
-                name = next((one for one in self._requests if one.startswith(start)), "")
-            if name not in self._requests:
+                name = next((one for one in self._requests if one.startswith(start)), None)
+            if name is None:
                 return None
             counted = self._requests[name]
         return dict(_PENDING) if counted is None else self._report(counted)

@@ -142,8 +142,7 @@ class Orders:
                 upto = before + counts[ident]
                 if run.drafted:
                     upto -= len(drafts[ident])
-                if native.tokens:
-                    upto = native.stretch(upto)
+                upto = native.stretch(upto)
                 if upto >= run.full:
                     rows.append((run, upto))
         self._commits.plan(rows)

@@ -85,7 +85,7 @@ class Requests:
 
     @property
     def crowded(self) -> bool:
-        """Whether this step has admitted enough, so that further requests wait for the next."""
+        """Whether the step's work is used up: further requests wait for the next step."""
         return self.spent >= _WORK_PER_STEP
 
     def spend(self, waiting: WaitingRequest) -> None:

@@ -75,7 +75,7 @@ impl Sampling {
         };
         let uses = capacity.saturating_mul(span) / 2;
         let one_in = uses.div_ceil(MOST_WINDOW).next_power_of_two().max(least);
-        // A life of a sparser sample stands for more uses.
+        // A sparser sample has fewer lives, so the prior must weigh fewer of them.
         let prior = (PRIOR / real(one_in / least)).max(1.0);
         Self { one_in, window: (uses / one_in).max(LEAST_WINDOW), prior }
     }
@@ -112,8 +112,8 @@ pub(crate) struct Lives {
 }
 
 impl Lives {
-    /// Creates an empty ring. It is given the uses of all blocks sampled by `densest`, and skips
-    /// blocks outside of its sample.
+    /// Creates an empty ring for the uses of all blocks sampled by `densest`. The ring skips blocks
+    /// outside of its sample.
     #[must_use]
     pub(crate) fn new(sampling: Sampling, densest: Sampling) -> Self {
         let Sampling { one_in, window, prior } = sampling;
@@ -191,7 +191,7 @@ impl Lives {
 
     /// New estimates from the recorded lives, every 128 requests or earlier if many uses are new.
     ///
-    /// The requests between count the ages of a bucket each, so the estimating request has few left.
+    /// Each other request counts the ages of one bucket, so few are left for the estimates.
     pub(crate) fn learn(&mut self, request: u64) -> Option<Arc<Reuse>> {
         let fresh = self.uses - self.counted;
         if request / PERIOD == self.period && PART * fresh < u64::from(self.window) {
