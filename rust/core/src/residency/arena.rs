@@ -13,9 +13,13 @@
 //! page, 4 per free page, and about 60 per page with both live and free slots.
 
 use rustc_hash::FxHashMap;
+use smallvec::{SmallVec, smallvec};
 
 use crate::arrival::MoveIds;
 use crate::block::{MoveId, Slot};
+
+/// Places of free slots in a page.
+type FreePlaces = SmallVec<[u16; 8]>;
 
 /// Group of a free page.
 const FREE: u8 = u8::MAX;
@@ -27,7 +31,7 @@ struct Share {
     per_page: u16,
     /// Pages with both live and free slots, with the places of their free slots. The last is taken
     /// first.
-    open: Vec<(u32, Vec<u16>)>,
+    open: Vec<(u32, FreePlaces)>,
     /// Index of each page in `open`.
     at: FxHashMap<u32, u32>,
     /// Free slots in those pages.
@@ -201,7 +205,7 @@ impl Arena {
             self.pages[page as usize] = FREE;
             self.free.push(page);
         } else if free == 1 {
-            share.open(page, vec![place]);
+            share.open(page, smallvec![place]);
         }
     }
 
@@ -288,7 +292,7 @@ impl Arena {
 
 impl Share {
     /// Lists a page with these free slots.
-    fn open(&mut self, page: u32, places: Vec<u16>) {
+    fn open(&mut self, page: u32, places: FreePlaces) {
         self.at.insert(page, u32::try_from(self.open.len()).expect("no more than pages"));
         self.open.push((page, places));
     }

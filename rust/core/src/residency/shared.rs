@@ -219,23 +219,29 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         let number = self.number(place);
         for block in blocks {
             if self.places[number].unhold(block) {
-                self.release(place, block);
+                self.list(place, block);
             }
         }
+        self.limit_stale(place.tier);
     }
 
     /// Lists an unheld residency of a group after the first as released.
     pub(super) fn release(&mut self, place: Place, block: BlockId) {
-        let Place { tier, group } = place;
-        if group == 0 {
-            return;
+        self.list(place, block);
+        self.limit_stale(place.tier);
+    }
+
+    fn list(&mut self, Place { tier, group }: Place, block: BlockId) {
+        if group > 0 {
+            self.shared(tier).list(Part { group, block });
         }
+    }
+
+    /// Limits the stale entries of the released residencies of a tier.
+    fn limit_stale(&mut self, tier: TierId) {
+        let Some(shared) = &self.tiers[tier].shared else { return };
         let current = self.others(tier).map(|(_, place)| place.table.present() - place.held);
-        let most = 2 * current.sum::<u64>() + 64;
-        let shared = self.shared(tier);
-        shared.list(Part { group, block });
-        // Limits the number of stale entries.
-        if shared.listed > most {
+        if shared.listed > 2 * current.sum::<u64>() + 64 {
             self.relist(tier);
         }
     }

@@ -143,14 +143,17 @@ impl Manager {
                 set.shared[0].leave(arena, group, slot);
             }
         }
-        while self
-            .blocks
-            .arena(tier)
-            .is_some_and(|arena| set.shared[tier].lacking(arena, wanted) > 0)
-            && let Some(part) = self.blocks.released_from(tier, &mut set.shared[tier].next)
-        {
-            let slot = self.blocks.plan_leave(Place::new(tier, part.group), part.block);
-            self.part_leaves(set, tier, part, slot);
+        let lacking = |manager: &Self, set: &EvictionSet| {
+            set.shared[tier].lacking(manager.blocks.arena(tier).expect("seen above"), wanted)
+        };
+        while let pages @ 1.. = lacking(self, set) {
+            // A part frees at most a page.
+            for _ in 0..pages {
+                let next = &mut set.shared[tier].next;
+                let Some(part) = self.blocks.released_from(tier, next) else { return };
+                let slot = self.blocks.plan_leave(Place::new(tier, part.group), part.block);
+                self.part_leaves(set, tier, part, slot);
+            }
         }
     }
 

@@ -14,7 +14,7 @@ use crate::group::GroupKind;
 use crate::manager::Manager;
 use crate::manager::points::Stay;
 use crate::manager::request::life::commit::Committed;
-use crate::manager::request::matching::path::{blocks_at, path_border};
+use crate::manager::request::matching::path::path_border;
 use crate::manager::request::slots::lease_slots::{LeaseGroups, OpenSlot};
 use crate::manager::request::slots::next_slots::path_room;
 use crate::private_slots::{PrivateSlot, PrivateSlotId};
@@ -251,10 +251,8 @@ impl Manager {
         let size = self.points.block_tokens;
         let needed = self.points.groups[number].needed_at(groups.ends(end), size, 0..u32::MAX);
         let slots = &mut groups[number];
-        let (stay, passed): (Vec<u32>, Vec<u32>) =
-            slots.held.iter().partition(|&&place| needed.contains(place));
-        slots.held = stay;
-        self.blocks.unhold(Place::new(0, number), blocks_at(path, &passed));
+        let passed = slots.held.extract_if(.., |place| !needed.contains(*place));
+        self.blocks.unhold(Place::new(0, number), passed.map(|place| path[place as usize]));
         let end = path_border(path);
         for open in slots.written.take_unless(|place| place >= end || needed.contains(place)) {
             self.close_open(number, open);

@@ -120,13 +120,18 @@ impl PlacedSlots {
     pub(crate) fn remove(&mut self, place: u32) -> Option<OpenSlot> {
         let (at, within) = self.find(place).ok()?;
         let run = &mut self.0[at];
+        if within == 0 {
+            run.first += 1;
+            let slot = run.slots.pop_front();
+            if run.slots.is_empty() {
+                self.0.remove(at);
+            }
+            return slot;
+        }
         let (slots, first) = (run.slots.split_off(within + 1), place + 1);
         let slot = run.slots.pop_back();
-        if within == 0 {
-            self.0.remove(at);
-        }
         if !slots.is_empty() {
-            self.0.insert(at + usize::from(within > 0), Run { first, slots });
+            self.0.insert(at + 1, Run { first, slots });
         }
         slot
     }

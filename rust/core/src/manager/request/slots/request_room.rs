@@ -71,6 +71,7 @@ impl Manager {
         let needed = self.points.needed_over(&holes, path).into_iter().enumerate().skip(1);
         for (group, needed) in needed {
             let mut own = Vec::new();
+            groups[group].held.reserve(needed.count());
             for place in needed.iter() {
                 // The request writes the block in a new slot, because other leases may read the
                 // copy on a tier.
