@@ -157,6 +157,7 @@ class Leased:
         self._pool = pool
         self._table = pool.table(lease.slots(0))
         self._scratch: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._places = (torch.arange(0), torch.arange(0))
         self._end_of_life = weakref.finalize(self, _release, executor, lease)
         self._end_of_life.atexit = False
 
@@ -176,9 +177,10 @@ class Leased:
         assert self._scratch is not None  # noqa: S101 - set by `buffer`
         keys, values = self._scratch
         if places is None:
-            room = self._table.shape[1] * self._pool.block_tokens
-            places = torch.arange(min(len(keys), room), device=keys.device)
-            self.write(layer, places, keys[: len(places)], values[: len(places)])
+            tokens = min(len(keys), self._table.shape[1] * self._pool.block_tokens)
+            blocks, offsets = self._first(tokens)
+            units = self._table[layer, blocks]
+            self._pool.scatter(units, offsets, keys[:tokens], values[:tokens])
         else:
             self.write(layer, places, keys[places], values[places])
 
@@ -207,23 +209,30 @@ class Leased:
     def read(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K and V of the first tokens, copied out of their slots."""
         self._open()
-        return self._pool.gather(*self._rows(layer, torch.arange(tokens, device=self._pool.device)))
+        blocks, offsets = self._first(tokens)
+        return self._pool.gather(self._table[layer, blocks], offsets)
 
     def write(
         self, layer: int, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
         """Put K and V of some tokens into the slots of their positions."""
         self._open()
-        self._pool.scatter(*self._rows(layer, places), keys, values)
+        size = self._pool.block_tokens
+        units = self._table[layer, places // size]
+        self._pool.scatter(units, places % size, keys, values)
 
     def close(self) -> None:
         """Release the lease: its blocks are free at once."""
         self._end_of_life()
         self.lease = self._scratch = None
 
-    def _rows(self, layer: int, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        size = self._pool.block_tokens
-        return self._table[layer, places // size], places % size
+    def _first(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return blocks and offsets of the first tokens, int64 `(tokens,)`, as for all layers."""
+        if tokens > len(self._places[0]):
+            at = torch.arange(tokens + _ROOM, device=self._pool.device)
+            self._places = at // self._pool.block_tokens, at % self._pool.block_tokens
+        blocks, offsets = self._places
+        return blocks[:tokens], offsets[:tokens]
 
     def _open(self) -> Lease:
         if self.lease is None:

@@ -394,9 +394,13 @@ class Fetch:
         """Return slots of positions of a part's sequence at a layer, and offsets within slots."""
         if part.rows is None:
             raise ConfigError("the fetch is closed, or the part waits for its prefix")
-        at = torch.arange(first, stop, device=part.rows.device)
-        size = self._pool.block_tokens
-        return part.rows[layer, at // size], at % size
+        places = part.places.get((first, stop))
+        if places is None:
+            at = torch.arange(first, stop, device=part.rows.device)
+            size = self._pool.block_tokens
+            places = part.places[first, stop] = at // size, at % size
+        blocks, offsets = places
+        return part.rows[layer, blocks], offsets
 
     def _gather(
         self,

@@ -44,6 +44,8 @@ class Part:
         lease: holds its blocks. None for a "given" part and while waiting for the prefix.
         loads: the unfinished loads of its lease, None if there are none.
         rows: int64 `(layers, blocks)`, the first tier's slots of its sequence.
+        places: by first and last position plus 1, blocks and offsets in them, int64 `(n,)`: the
+            same for all layers.
     """
 
     tokens: NDArray[np.int64]
@@ -58,6 +60,9 @@ class Part:
     lease: Lease | None = None
     loads: LayerLoads | None = None
     rows: torch.Tensor | None = None
+    places: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = field(
+        default_factory=dict[tuple[int, int], "tuple[torch.Tensor, torch.Tensor]"]
+    )
 
     @property
     def found(self) -> int:
