@@ -184,6 +184,8 @@ impl Manager {
         layers: Layers,
         changed: &mut Vec<(TierId, BlockId)>,
     ) -> Layers {
+        // The eviction of a previous victim may have linked it again.
+        self.tiers[tier].eviction.unlink(block);
         let rest = self.blocks.vacate(tier, block, layers);
         self.note_change(tier, block);
         // The last victim's parent is listed already.

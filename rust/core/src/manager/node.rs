@@ -488,6 +488,12 @@ impl Manager {
 
     /// Removes the tail of a run from the side tables, the digests and the trie.
     fn remove_nodes(&mut self, blocks: Range<BlockId>, before: Option<BlockId>) {
+        debug_assert!(
+            blocks
+                .clone()
+                .all(|block| self.tiers.iter().all(|tier| tier.eviction.get(block).is_none())),
+            "a block with an entry leaves the trie"
+        );
         if self.points.several() {
             for block in blocks.clone().rev() {
                 self.drop_point(block);

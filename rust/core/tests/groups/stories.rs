@@ -8,7 +8,7 @@ use crate::group_story::{FULL, Step, Story, on};
 use crate::rig::share;
 
 /// One to three groups after the first.
-fn groups() -> impl Strategy<Value = Vec<Group>> {
+pub(super) fn groups() -> impl Strategy<Value = Vec<Group>> {
     let sliding =
         (1_u64..30, 0_u64..6).prop_map(|(window, sinks)| GroupKind::Sliding { window, sinks });
     let chunked = (1_u64..30).prop_map(|chunk| GroupKind::Chunked { chunk });
@@ -28,9 +28,9 @@ fn sizes() -> impl Strategy<Value = Sizes> {
 }
 
 /// Policy, owner of the first tier, its growth reserve, and how each tier writes.
-type Ways = (&'static str, Owner, f64, [Write; 3]);
+pub(super) type Ways = (&'static str, Owner, f64, [Write; 3]);
 
-fn ways() -> impl Strategy<Value = Ways> {
+pub(super) fn ways() -> impl Strategy<Value = Ways> {
     (
         prop::sample::select(kvtrie_core::POLICIES),
         prop::sample::select(vec![Owner::Kvtrie, Owner::Nobody, Owner::Engine]),

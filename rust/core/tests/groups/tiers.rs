@@ -1,10 +1,15 @@
 //! Resume points on several tiers: stored, loaded, flushed, marked and brought back by an index.
 
-use kvtrie_core::{Acquire, Answer, Hint, Kind, LoadMode, Manager, MoveKind, NO_SLOT, Write};
+use kvtrie_core::{
+    Acquire, Answer, Group, Hint, Kind, LoadMode, Manager, MoveKind, NO_SLOT, Owner, Write,
+};
 
+use proptest::prelude::*;
+
+use super::stories::{groups, ways};
 use super::{STATE, WINDOW, held_on, hinted, target};
 use crate::group_story::{FULL, branch, on};
-use crate::rig::{DISK, GPU, HOST, Rig, SIZE, tokens};
+use crate::rig::{DISK, GPU, HOST, Rig, SIZE, share, tokens};
 
 #[test]
 fn a_point_that_leaves_the_first_tier_is_loaded_for_its_next_turn() {
@@ -274,5 +279,54 @@ fn a_suspended_lease_leaves_its_point_on_the_tier_below() {
         assert_eq!(rig.manager.lease(id).unwrap().matched(), 10 * SIZE);
         rig.run();
         rig.release(id);
+    }
+}
+
+#[test]
+fn a_block_linked_again_by_its_child_below_leaves_the_trie() {
+    let pages = |number: u64| number * FULL.slot_bytes;
+    let window = Group { slot_bytes: FULL.slot_bytes, ..WINDOW };
+    for (gpu, host) in (4..14).flat_map(|gpu| (3..9).map(move |host| (gpu, host))) {
+        let mut settings = on(&[FULL, window], &[pages(gpu), pages(host)]);
+        "lru".clone_into(&mut settings.policy);
+        settings.tiers[0].owner = Owner::Kvtrie;
+        let mut rig = Rig::new(settings);
+        for stem in 1..8 {
+            rig.serve(&tokens(stem, 2));
+            assert_eq!(rig.matched(&branch(&tokens(stem, 2), 2, 9, 1)), 2 * SIZE);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(share(4000)))]
+
+    #[test]
+    fn requests_that_fill_small_tiers_end_in_resume_points(
+        groups in groups(),
+        pages in prop::collection::vec(3_u64..14, 2..4),
+        (policy, owner, growth, writes) in ways(),
+        prompts in prop::collection::vec((0_u32..3, 0_usize..5, 1_usize..5), 2..16),
+    ) {
+        let largest = groups.iter().map(|group| group.slot_bytes).max().unwrap();
+        let bytes: Vec<u64> = pages.iter().map(|pages| pages * largest).collect();
+        let mut settings = on(&groups, &bytes);
+        policy.clone_into(&mut settings.policy);
+        settings.tiers[0].growth_reserve = growth;
+        // An engine binds slots of its own.
+        if owner != Owner::Engine {
+            settings.tiers[0].owner = owner;
+        }
+        for (tier, write) in settings.tiers.iter_mut().zip(writes) {
+            tier.write = write;
+        }
+        let Ok(manager) = Manager::new(settings) else { return Ok(()) };
+        let mut rig = Rig { manager, now: 1000 };
+        for (stem, shared, more) in prompts {
+            let prompt = branch(&tokens(stem, shared), shared, stem + 10, more);
+            if rig.try_serve(&prompt) {
+                prop_assert_eq!(rig.matched(&branch(&prompt, shared + more, 9, 1)), prompt.len());
+            }
+        }
     }
 }

@@ -233,6 +233,16 @@ impl Rig {
     /// The same for a conversation.
     pub(crate) fn serve_as(&mut self, session: Option<&str>, tokens: &[Token]) {
         let id = self.ask(&Acquire { session, ..all_of(tokens) }).expect("there is room");
+        self.end_request(id, tokens);
+    }
+
+    /// A complete request, if there is room. Returns whether there was.
+    pub(crate) fn try_serve(&mut self, tokens: &[Token]) -> bool {
+        let id = self.ask(&all_of(tokens));
+        id.map(|id| self.end_request(id, tokens)).is_ok()
+    }
+
+    fn end_request(&mut self, id: LeaseId, tokens: &[Token]) {
         self.run();
         let held = self.manager.lease_tokens(id).expect("held");
         self.commit(id, &tokens[held..]);
