@@ -167,8 +167,15 @@ MUTATIONS = (
     Mutation(
         "a window is released while a lease attends to it",
         "manager/request/slots/place.rs",
-        "slots.held.iter().partition(|&&place| needed.contains(place));",
-        "slots.held.iter().partition(|&&place| needed.contains(place + 1));",
+        "slots.held.extract_if(.., |place| !needed.contains(*place));",
+        "slots.held.extract_if(.., |place| !needed.contains(*place + 1));",
+        "groups",
+    ),
+    Mutation(
+        "an evicted block that its child linked again keeps its entry",
+        "manager/evict.rs",
+        "self.tiers[tier].eviction.unlink(block);",
+        "",
         "groups",
     ),
     Mutation(

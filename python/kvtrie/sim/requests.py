@@ -160,9 +160,9 @@ def _requests(
 
 def _split(requests: Iterable[AnyRow], source: TraceSource, parts: int) -> Iterator[AnyRow]:
     """Split each hash of the requests into its blocks."""
-    inside = np.arange(parts, dtype=np.uint64)
     for row in requests:
-        tokens = row[1]
+        # The reader has refused hashes with more blocks than a tier, before memory is taken.
+        tokens, inside = row[1], np.arange(parts, dtype=np.uint64)
         wide = (tokens.astype(np.uint64)[:, None] * parts + inside).reshape(-1)
         # The last hash may have fewer tokens.
         full = len(tokens) * source.hash_tokens
