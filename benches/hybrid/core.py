@@ -69,7 +69,7 @@ def per_request(kinds: Sequence[str], prompts: list[Any]) -> float:
     opened = grouped(kinds, 128 * TURNS * TURN * (4 if len(kinds) > 1 else 3) // 3)
     began = perf_counter()
     for now, prompt in enumerate(prompts):
-        # As a prompt that ends within a block: its repeat resumes at its last full block.
+        # Like a prompt that ends within a block: a repeat resumes after all full blocks.
         lease = opened.acquire(prompt, now=now, keep=0)
         lease.commit(prompt[lease.matched :], now=now)
         lease.release(now=now)

@@ -3,7 +3,6 @@
 use kvtrie_core::{
     Acquire, Answer, Group, Hint, Kind, LoadMode, Manager, MoveKind, NO_SLOT, Owner, Write,
 };
-
 use proptest::prelude::*;
 
 use super::stories::{groups, ways};
