@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import pytest
@@ -43,8 +44,29 @@ def _cuda_devices() -> int:
     return count.value
 
 
+def _covering(cells: list[pytest.Function]) -> list[pytest.Function]:
+    """Few cells of a test's grid that have each value of each of its parameters."""
+    values = [{(name, repr(of)) for name, of in cell.callspec.params.items()} for cell in cells]
+    left, chosen = set().union(*values), []
+    while left:
+        most = max(range(len(cells)), key=lambda at: len(values[at] & left))
+        left -= values[most]
+        chosen.append(cells[most])
+    return chosen
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips the tests marked `gpu` where no CUDA device answers."""
+    """Leaves most cells of a `grid` to the deep run, and skips `gpu` tests without a device."""
+    grids: defaultdict[str, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("grid"):
+            grids[item.nodeid.partition("[")[0]].append(item)
+    for cells in grids.values():
+        covering = _covering(cells)
+        for cell in cells:
+            if cell not in covering:
+                cell.add_marker("deep")
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not _cuda_devices():
         for item in marked:

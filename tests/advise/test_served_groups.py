@@ -96,6 +96,7 @@ def served(requests, setting, model, tokens, since):
     return (on_host() - before) * tokens
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("name", "number"), [("chats", 1200), ("agents", 600)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_predictions_are_those_of_a_manager_that_serves_all_requests(name, number, kind):

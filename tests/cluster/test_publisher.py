@@ -47,6 +47,7 @@ def carry_out(manager, now):
         manager.complete(ids, now=now)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("form", ["map", "array"])
 @pytest.mark.parametrize("hashes", ["int", "bytes"])
 @pytest.mark.parametrize("seed", range(3))

@@ -87,6 +87,7 @@ def test_a_pass_begins_with_the_first_layer_that_has_come(llama, stored, scope, 
     assert computed[0] == 0
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("scope", SCOPES, ids=lambda scope: scope.structure)
 @pytest.mark.parametrize(("layer", "block"), [(0, 4), (3, 4), (4, 0), (2, 8)])
 def test_a_damaged_block_is_computed_amid_the_pass(llama, stored, scope, layer, block):
@@ -152,6 +153,7 @@ def test_opening_waits_where_loads_wait_for_slots_of_full_tiers(llama, tmp_path,
     assert not all(early[::2])
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("damaged", [None, 4])
 @pytest.mark.parametrize(
     ("ahead", "order", "layerwise"),

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.engine
 GRID = [(model, kind) for model in MODELS for kind in KINDS]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("name", "kind"), GRID)
 def test_ratio_1_is_the_full_prefill_and_ratio_0_plain_reuse(name, kind):
     model, decoder = decoder_of(name, kind)

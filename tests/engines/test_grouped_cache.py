@@ -202,6 +202,7 @@ def test_an_answer_that_is_preempted_goes_on(model):
     executor.close()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("place", ["disk", "remote"])
 @pytest.mark.parametrize("name", families(APART, {"gemma-3", "falcon-h1"}))
 def test_chats_go_on_from_files_and_after_a_restart(name, place, tmp_path):

@@ -42,6 +42,7 @@ def model(request):
     return wide(request.param)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", COSTS)
 def test_kv_comes_back_from_another_format_and_states_as_they_were(model, name):
     share, off = COSTS[name]

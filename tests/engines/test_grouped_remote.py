@@ -47,6 +47,7 @@ def played(model, ids, folder, disk=None):
     return found, files, counts
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("disk", [False, True])
 def test_a_second_cache_finds_what_the_first_has_stored(model, ids, disk, tmp_path):
     for process, expected in enumerate((0, BORDER, BORDER)):
@@ -71,6 +72,7 @@ def test_open_shares_a_store_of_several_groups(model, ids, tmp_path):
             executor.drain()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("way", ["missing", "damaged", "foreign"])
 @pytest.mark.parametrize("group", [0, 1])
 def test_without_the_values_of_one_group_a_prompt_is_computed(model, ids, group, way, tmp_path):

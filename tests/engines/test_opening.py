@@ -271,6 +271,7 @@ def resident():
         return next(int(row.split()[1]) << 10 for row in rows if row.startswith("Rss:"))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("groups", [False, True])
 def test_leaving_gives_the_memory_of_all_tiers_back(groups, kept, llama):

@@ -110,6 +110,7 @@ def _attends(executor, layer):
     return any(layer in group.layers and group.kind != "state" for group in groups)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("layer", range(4))
 def test_a_load_that_fails_amid_a_pass_is_computed(model, pushed_down, layer, monkeypatch):
     executor, ids = pushed_down

@@ -94,6 +94,7 @@ def test_a_plain_forward_continues_the_match(model):
             close(cache, kv, cut)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("layer_slots", [False, True])
 @pytest.mark.parametrize("use_layerwise", [False, True])
 @pytest.mark.parametrize("seed", range(2))
@@ -137,6 +138,7 @@ def test_holes_anywhere_are_recomputed_in_place(model, layer_slots, use_layerwis
     manager.audit()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("structure", "layer_slots"),
     [
@@ -213,6 +215,7 @@ def test_sampling_with_a_seed_is_the_same(model):
             agree(truth, answer(model, ids, cache, do_sample=True, top_k=0))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("layer_slots", [False, True])
 def test_beams_are_the_same(model, layer_slots):
     executor = serve(model, layer_slots=layer_slots)

@@ -59,6 +59,7 @@ def victims(engine, clock):
     return [at for _, at in sorted(ranks)]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("policy", ["lru", "retention", "learned"])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_after_a_kill_the_next_victims_are_those_of_a_server_that_lives(tmp_path, policy, ranks):

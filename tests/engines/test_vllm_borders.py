@@ -99,6 +99,7 @@ def test_a_first_block_may_be_known_as_one_later():
     assert borders.begin(b"a") == borders.begin(b"unknown") == []
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("seed", range(4))
 def test_random_changes_cover_what_a_search_finds(name, seed):

@@ -169,6 +169,7 @@ def test_only_blocks_of_the_current_weights_are_published():
     assert [one[:4] for one in announced.change_weights("")] == first[:1]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kinds", ["", "w", "ws"])
 def test_replayed_events_are_the_blocks_below_the_gpu_with_vllms_hashes(tmp_path, seed, kinds):

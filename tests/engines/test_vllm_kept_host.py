@@ -73,6 +73,7 @@ def test_servers_that_follow_each_other_read_the_right_bytes(path, tmp_path, sta
     assert found > 500
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kinds", ["w", "s", "ws"])
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_windows_and_states_of_an_earlier_server_are_found(path, tmp_path, kinds, ahead):

@@ -40,6 +40,7 @@ def naive(scheduler, request, local, layers=2):
     return host * SIZE, len(blocks) * SIZE
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_answer_about_a_waiting_request_is_that_of_a_lookup(tmp_path, seed, ahead):

@@ -14,6 +14,7 @@ from kvtrie.errors import ConfigError
 from kvtrie.tiers import EnginePool
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("seed", range(4))
@@ -26,6 +27,7 @@ def test_random_schedules_over_host(seed, ranks, ahead):
     assert engine.failed == 0
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kinds", ["w", "s", "ws"])
 @pytest.mark.parametrize(("ahead", "ranks"), [(0, 1), (1, 1), (1, 2)])
 @pytest.mark.parametrize("disk", [False, True])
@@ -43,6 +45,7 @@ def test_random_schedules_of_windows_and_states(tmp_path, kinds, ahead, ranks, d
     assert found > 0
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("kinds", "pages"),
     [
@@ -93,6 +96,7 @@ def test_stages_with_other_numbers_of_layers_in_a_group_are_refused():
         opened_tiers(settings, model, opened, NativeFirst.of(settings, model))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("replicated", [False, True])
 @pytest.mark.parametrize("stages", [1, 2])
 def test_ranks_of_several_stages_and_of_latent_kv(tmp_path, stages, replicated):

@@ -64,6 +64,7 @@ def priorities(engine, scope, tier=1):
     return {manager.explain(block, now=now, tier=tier).priority for block in blocks}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kinds", ["", "ws"])
 @pytest.mark.parametrize("deep", [False, True])

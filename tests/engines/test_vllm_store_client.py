@@ -55,6 +55,7 @@ def test_the_next_server_finds_all_full_blocks(tmp_path):
     close(one, two)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize(
     ("ranks", "more"), [(1, {}), (2, {}), (2, {"replicated": True, "stages": 2})]
@@ -71,6 +72,7 @@ def test_random_schedules_over_a_shared_store(tmp_path, ranks, more, ahead):
     assert found > 0
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kinds", ["w", "s", "ws"])
 @pytest.mark.parametrize(
     ("ranks", "stages", "disk"), [(1, 1, False), (2, 1, False), (1, 2, False), (1, 1, True)]

@@ -158,6 +158,7 @@ def test_the_command_shows_what_it_promises():
         ]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("gpu", "host", "fail_on"),
     [(16, 32, 0), (16, 32, 1), (12, 64, 1), (12, 5, 0), (64, 64, -1), (30, 1, -1)],

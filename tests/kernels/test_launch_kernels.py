@@ -20,6 +20,13 @@ from kvtrie.kernels.launch import Launch
 SIGNATURE = re.compile(r"__launch_bounds__\(MOST_THREADS\) (\w+)\((.*?)\) \{", re.DOTALL)
 
 
+@pytest.fixture(autouse=True)
+def _no_streams():
+    """Streams of a fake driver are not left to the next test."""
+    yield
+    launch._stream.cache_clear()
+
+
 def parameters(kernel):
     """The kernel's parameters, in order: whether each is a pointer."""
     name, listed = SIGNATURE.search(TEXTS[f"{kernel}.cu"]).groups()

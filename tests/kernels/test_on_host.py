@@ -51,6 +51,7 @@ def same(made, run):
             torch.testing.assert_close(call.deviation, other.deviation, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("cell", list(CELLS), ids=CELLS.get)
 @pytest.mark.parametrize("row", list(ROWS), ids=ROWS.get)
 def test_kernels_do_what_twins_do(hosts, row, cell):
@@ -62,6 +63,7 @@ def test_kernels_do_what_twins_do(hosts, row, cell):
     check()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("sanitizer", "row", "cell"),
     [

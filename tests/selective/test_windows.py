@@ -44,6 +44,7 @@ def test_with_every_row_kept_logits_are_the_models_own(model, padded):
         assert (mine - truth)[mask.bool()].abs().max() < 1e-4
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("prompt", [WINDOW - 2, WINDOW, LONG])
 @pytest.mark.parametrize("more", [{}, {"num_beams": 2}])
 def test_with_every_row_kept_answers_are_the_models_own(model, prompt, more):

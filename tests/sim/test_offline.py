@@ -47,6 +47,7 @@ def test_no_choice_of_victims_finds_more():
         assert most_hits(requests_of(paths), capacity).hits == best(stream, capacity)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("structure", ["leaf-only", "holes"])
 @pytest.mark.parametrize("policy", BlockManager.policies())
 def test_no_policy_beats_the_bound(policy, structure):

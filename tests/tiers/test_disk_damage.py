@@ -90,6 +90,7 @@ def test_verify_reports_progress_and_removes_damaged_blocks(tmp_path):
 KINDS = ("read", "write", "short-read", "short-write", "no-space", "sync")
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kinds", [*((kind,) for kind in KINDS), KINDS], ids="+".join)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_faulty_device_costs_hits_and_nothing_else(tmp_path, kinds, workers):

@@ -58,6 +58,7 @@ def test_another_process_finds_what_the_store_has_and_each_byte_is_right(groups,
         play(world, 40)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("way", ["missing", "flipped", "swapped", "cut"])
 @pytest.mark.parametrize("group", range(4))
 def test_a_lost_value_of_one_group_is_a_miss_and_never_wrong(group, way, url):

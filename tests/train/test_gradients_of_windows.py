@@ -23,6 +23,7 @@ def model(request):
     return make(request.param)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("tiles", "padded"),
     [

@@ -40,6 +40,7 @@ def away(executor):
     return tokens
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", [name for name in WORLDS if name != "layer slots"])
 @pytest.mark.parametrize("step", range(LAYERS + 3))
 def test_nothing_is_staged_after_a_load_that_ends_at_any_layer(way, name, step):

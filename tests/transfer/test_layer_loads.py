@@ -13,6 +13,7 @@ from kvtrie.errors import TransferError
 from kvtrie.transfer import Executor, Layerwise, LayerwiseEngine
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", WORLDS)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
