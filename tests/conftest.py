@@ -14,6 +14,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import pytest
+from grids import covering
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
@@ -44,17 +45,6 @@ def _cuda_devices() -> int:
     return count.value
 
 
-def _covering(cells: list[pytest.Function]) -> list[pytest.Function]:
-    """Few cells of a test's grid that have each value of each of its parameters."""
-    values = [{(name, repr(of)) for name, of in cell.callspec.params.items()} for cell in cells]
-    left, chosen = set().union(*values), []
-    while left:
-        most = max(range(len(cells)), key=lambda at: len(values[at] & left))
-        left -= values[most]
-        chosen.append(cells[most])
-    return chosen
-
-
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leaves most cells of a `grid` to the deep run, and skips `gpu` tests without a device."""
@@ -63,9 +53,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("grid"):
             grids[item.nodeid.partition("[")[0]].append(item)
     for cells in grids.values():
-        covering = _covering(cells)
-        for cell in cells:
-            if cell not in covering:
+        kept = covering([cell.callspec.params for cell in cells])
+        for at, cell in enumerate(cells):
+            if at not in kept:
                 cell.add_marker("deep")
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not _cuda_devices():
