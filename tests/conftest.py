@@ -47,10 +47,13 @@ def _cuda_devices() -> int:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves most cells of a `grid` to the deep run, and skips `gpu` tests without a device."""
+    """Leaves most cells of a `grid` to the deep run, and skips `gpu` tests without a device.
+
+    Cells that a test marks `deep` itself count for no value.
+    """
     grids: defaultdict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("grid"):
+        if item.get_closest_marker("grid") and not item.get_closest_marker("deep"):
             grids[item.nodeid.partition("[")[0]].append(item)
     for cells in grids.values():
         kept = covering([cell.callspec.params for cell in cells])
