@@ -37,9 +37,13 @@ def values(store):
 
 
 def played(model, ids, folder, disk=None):
-    """Answer a prompt in fresh tiers; return tokens found, files of each group, and counters."""
+    """Answer a prompt in fresh tiers; return tokens found, files of each group, and counters.
+
+    The tokens are counted before a load starts: a load that fails shortens its lease at any time.
+    """
     executor = serve(model, gpu=40, host=60, remote=folder, disk=disk)
-    _, (found,) = ask(model, executor, ids)
+    ask(model, executor, ids)
+    found = ids.shape[1] - executor.missed_tokens.total()
     executor.drain()
     executor.manager.audit()
     files, counts = values(executor.pools[-1]), Counter(executor.pools[-1].stats().results)
