@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from world import LAYERS, SIZE, Shelf, compute, fill, right, store_of, world
 
+from kvtrie.fuse.fetch import Fetch
+
 PREFIX = [901, 902, 903, 904, 905, 906]
 CHUNKS = [np.arange(10) + 100 * n for n in range(3)]
 
@@ -88,6 +90,23 @@ def test_all_are_computed_after_a_prefix_that_fails(executor, shelf, block, laye
     assert parts[0] is fetch.prefix
     shelf.lost.clear()
     assert fuse(store, CHUNKS)[1] == {}
+
+
+def test_a_chunk_may_be_the_first_to_see_that_a_load_of_the_prefix_failed(
+    executor, shelf, monkeypatch
+):
+    prefix = np.arange(14) + 900
+    store, _ = stored(executor, shelf, prefix)
+    (victim,) = (key for key, label in shelf.labels.items() if tokens(prefix, 2) in label)
+    shelf.lost.add((victim, 0))
+    bring = Fetch._bring
+
+    def before_the_prefix(self, pending, layer):
+        return bring(self, [part for part in pending if part is not self.prefix], layer)
+
+    monkeypatch.setattr(Fetch, "_bring", before_the_prefix)
+    fetch, lost = fuse(store, CHUNKS)
+    assert lost == {0: [fetch.prefix, *fetch.parts]}
 
 
 def tokens(prefix, block):

@@ -255,6 +255,8 @@ def test_closing_fails_what_has_not_started_and_waits_for_what_runs():
     assert host.entered.acquire(timeout=30)
     closer = threading.Thread(target=executor.close)
     closer.start()
+    with pytest.raises(TransferError, match="closed"):
+        executor.wait(lease)
     host.open()
     closer.join(timeout=30)
     assert not closer.is_alive()

@@ -203,6 +203,8 @@ def test_closing_reports_what_runs_and_what_never_will():
     assert host.entered.acquire(timeout=30)
     closer = threading.Thread(target=runner.close)
     closer.start()
+    with pytest.raises(TransferError, match="closed"):
+        runner.drain()
     host.open()
     closer.join(timeout=30)
     assert not closer.is_alive()

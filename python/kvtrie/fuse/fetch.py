@@ -219,8 +219,8 @@ class Fetch:
         while pending:
             self._ahead(layer)
             failed = self._bring(pending, self._engine.wanted(layer))
-            self._lease_again(failed)
-            pending = [part for part in failed if part.state == "hit" and part.loads is not None]
+            again = self._lease_again(failed)
+            pending = [part for part in again if part.state == "hit" and part.loads is not None]
         return [part for part in self._stored if part.state == "lost"]
 
     def read(
@@ -339,16 +339,20 @@ class Fetch:
         self._engine.load.wake()
         return failed
 
-    def _lease_again(self, failed: Sequence[Part]) -> None:
-        """Lease the failed parts again, and after a failed prefix all parts depending on it."""
-        again = list(failed)
-        if self.prefix in failed:
-            dependent = [part for part in self._stored if not self._whole(part)]
-            again = [part for part in self._stored if part in failed or part in dependent]
+    def _lease_again(self, failed: Sequence[Part]) -> list[Part]:
+        """Lease the failed parts again, with all parts that lost tokens by the same failures.
+
+        A chunk awaits the loads of the prefix too, and may be the first to see them fail.
+
+        Returns:
+            The parts leased again.
+        """
+        again = [one for one in self._stored if one in failed or (failed and not self._whole(one))]
         for part in again:
             self._release(part)
             part.state = "lost"
         self._lease(again)
+        return again
 
     def _whole(self, part: Part) -> bool:
         """Return whether the lease still covers the tokens up to `part.start`."""
@@ -363,8 +367,7 @@ class Fetch:
             assert one.loads is not None  # noqa: S101 - only parts with loads are in `pending`
             one.loads.issue(self.layers)
         failed = self._bring(pending, self.layers - 1)
-        self._lease_again(failed)
-        if part in failed:
+        if part in self._lease_again(failed):
             return False
         part.loads.finish()
         self._engine.end(part.loads)
