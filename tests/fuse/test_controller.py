@@ -91,9 +91,15 @@ def limit(store, rate):
 
 
 def run_until_idle(executor):
-    """Let time go on until all moves have ended: those in the background keep to budgets."""
+    """Let time go on until all moves have ended: those in the background keep to budgets.
+
+    It stands still while a move runs: the time that a thread needs is not time of the disk.
+    """
+    ledger = executor.runner.ledger
     while executor.poll():
-        executor.clock.take(100_000)
+        with ledger.section:
+            if not ledger.schedule.running:
+                executor.clock.take(100_000)
 
 
 def request(store, controller, chunks, slower=1.0):
@@ -147,22 +153,26 @@ def test_ratio_and_tier_follow_a_budget_that_falls_and_rises(store):
     request(store, controller, [new])
     assert [found.tier for found in store.lookup([new]).found] == ["host"]
     limit(store, 8 * GB)
-    for _ in range(14):
+    for _ in range(60):  # the threads decide how many periods of the lane a request has
         ratio, _ = request(store, controller, CHUNKS)
-    assert ratio == controller.floor
-    assert controller.tier == "disk"
+        if ratio == controller.floor and controller.tier == "disk":
+            break
+    assert (ratio, controller.tier) == (controller.floor, "disk")
 
 
 def test_passes_that_turn_out_slower_hide_more_loading(store):
     controller = Controller(profile(), store, floor=0)
     limit(store, 2 * GB)
     request(store, controller, CHUNKS)
-    for _ in range(6):
-        before, _ = request(store, controller, CHUNKS)
-    for _ in range(12):
-        after, _ = request(store, controller, CHUNKS, slower=2.0)
-    assert controller.pace == pytest.approx(2, rel=0.02)
-    assert QUERY + after * TOKENS == pytest.approx((QUERY + before * TOKENS) / 2, rel=0.05)
+    ratios = []
+    for slower, requests in ((1.0, 6), (2.0, 12)):
+        for _ in range(requests):
+            ratio, _ = request(store, controller, CHUNKS, slower=slower)
+        assert controller.pace == pytest.approx(slower, rel=0.02)
+        recomputed_ns = slower * LAYER_NS * (QUERY + ratio * TOKENS) * (LAYERS - 1)
+        assert recomputed_ns == pytest.approx(controller.estimate.load_ns, rel=0.05)
+        ratios.append(ratio)
+    assert ratios[1] < ratios[0]
 
 
 def test_load_and_recomputation_are_those_of_the_pipeline(store):
