@@ -82,9 +82,7 @@ def test_a_chunk_that_fails_midway_is_recomputed(executor, shelf, layer, gone):
 def test_all_are_computed_after_a_prefix_that_fails(executor, shelf, block, layer):
     prefix = np.arange(14) + 900
     store, _ = stored(executor, shelf, prefix)
-    labels = {key: label for key, label in shelf.labels.items() if tokens(prefix, block) in label}
-    (victim,) = labels
-    shelf.lost.add((victim, layer))
+    shelf.lost.add((key_of(shelf, prefix, block), layer))
     fetch, lost = fuse(store, CHUNKS)
     ((_, parts),) = lost.items()
     assert parts[0] is fetch.prefix
@@ -97,8 +95,7 @@ def test_a_chunk_may_be_the_first_to_see_that_a_load_of_the_prefix_failed(
 ):
     prefix = np.arange(14) + 900
     store, _ = stored(executor, shelf, prefix)
-    (victim,) = (key for key, label in shelf.labels.items() if tokens(prefix, 2) in label)
-    shelf.lost.add((victim, 0))
+    shelf.lost.add((key_of(shelf, prefix, 2), 0))
     bring = Fetch._bring
 
     def before_the_prefix(self, pending, layer):
@@ -109,9 +106,11 @@ def test_a_chunk_may_be_the_first_to_see_that_a_load_of_the_prefix_failed(
     assert lost == {0: [fetch.prefix, *fetch.parts]}
 
 
-def tokens(prefix, block):
-    """The tokens of a block of the prefix, as a label has them."""
-    return prefix[block * SIZE : (block + 1) * SIZE].astype("<u4").tobytes()
+def key_of(shelf, prefix, block):
+    """The key of a block of the prefix, found by the tokens in its label."""
+    tokens = prefix[block * SIZE : (block + 1) * SIZE].astype("<u4").tobytes()
+    (key,) = (key for key, label in shelf.labels.items() if tokens in label)
+    return key
 
 
 def test_the_past_of_an_absent_chunk_may_fail_too(executor, shelf):

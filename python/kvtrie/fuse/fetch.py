@@ -340,14 +340,16 @@ class Fetch:
         return failed
 
     def _lease_again(self, failed: Sequence[Part]) -> list[Part]:
-        """Lease the failed parts again, with all parts that lost tokens by the same failures.
+        """Lease the failed parts again, and all parts with a match shortened by the same failure.
 
-        A chunk awaits the loads of the prefix too, and may be the first to see them fail.
+        A chunk also awaits the loads of the prefix, and may be the first to see one fail.
 
         Returns:
             The parts leased again.
         """
-        again = [one for one in self._stored if one in failed or (failed and not self._whole(one))]
+        if not failed:
+            return []
+        again = [part for part in self._stored if part in failed or not self._whole(part)]
         for part in again:
             self._release(part)
             part.state = "lost"
