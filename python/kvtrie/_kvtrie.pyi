@@ -1894,8 +1894,7 @@ class KeptFile:
         pool: start of the pool in the file, and length of the file.
         found: whether it is the file of an earlier process.
         cold: why the blocks of an earlier file cannot be used, or None if there was none.
-        descriptors: the descriptor to map, and the descriptor with the lock, to be closed in a
-            fork.
+        descriptor: the descriptor to map.
         sealed: slots that the next process would find.
         unverified: slots of earlier processes not yet verified or written.
         lost: number of lost blocks, by reason.
@@ -1953,7 +1952,7 @@ class KeptFile:
     @property
     def cold(self) -> str | None: ...
     @property
-    def descriptors(self) -> tuple[int, int | None]: ...
+    def descriptor(self) -> int: ...
     @property
     def sealed(self) -> int: ...
     @property

@@ -283,33 +283,6 @@ def test_the_second_of_two_servers_starts_cold_with_its_own_memory(kept, caplog)
     assert cached(kept)[0] == [2 * SIZE] * len(PROMPTS)
 
 
-def test_a_fork_of_a_dead_process_does_not_keep_the_lock(kept):
-    with kept_serving(kept) as executor:
-        assert executor.restore() == BLOCKS
-        reader, writer = os.pipe()
-        child = os.fork()
-        if not child:
-            os.close(writer)
-            os.read(reader, 1)  # outlives the pool of its parent
-            os._exit(0)
-    try:
-        assert cached(kept)[0] == [2 * SIZE] * len(PROMPTS)
-    finally:
-        os.close(writer)
-        os.close(reader)
-        os.waitpid(child, 0)
-
-
-def test_a_child_that_has_not_closed_its_descriptor_yet_does_not_keep_the_lock(kept):
-    with kept_serving(kept) as executor:
-        executor.restore()
-        inherited = os.dup(executor.pools[1]._lock)
-    try:
-        assert cached(kept)[0] == [2 * SIZE] * len(PROMPTS)
-    finally:
-        os.close(inherited)
-
-
 def test_the_lock_of_a_process_that_is_being_killed_is_awaited(kept):
     """A zombie has died, and its lock goes as soon as the system has freed its memory."""
     tier = Tier("host", blocks=16, keep=str(kept))

@@ -148,7 +148,7 @@ def clean(path: Path, wall: int, older_than: int | None) -> Cleaned:
         pages = [] if tables == [path] and _sizes(taken[0].about) is None else [_pages(path)]
         freed = sum(map(_remove, filter(is_file, pages)))
         for table, file in zip(tables, taken, strict=True):
-            freed += _remove(table, file.descriptors[0])
+            freed += _remove(table, file.descriptor)
         return Cleaned(path, freed, removed=True, read_only=None)
 
 

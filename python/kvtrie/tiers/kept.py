@@ -19,7 +19,6 @@ import logging
 import os
 import threading
 import time
-import weakref
 from collections import Counter, deque
 from contextlib import suppress
 from itertools import groupby
@@ -54,8 +53,6 @@ _LOG = logging.getLogger(__name__)
 _NO_KEY = bytes(32)
 _AT_ONCE = 16
 
-_open: weakref.WeakSet[KeptPool] = weakref.WeakSet()
-
 
 class _Unsealed(NamedTuple):
     """A fully copied place."""
@@ -87,6 +84,7 @@ class KeptPool(Pool):
 
     Attributes:
         file: the table.
+        closed: whether the lock was released, so another process may write to the memory.
     """
 
     def __init__(
@@ -121,7 +119,6 @@ class KeptPool(Pool):
         self._clock = clock
         self._unsealed: deque[_Unsealed] = deque()
         self._sealing = threading.Lock()
-        self._lock = file.descriptors[1]
         self._pages = pages
         self._take_pages = None if owners is None else owners.join(self.slots.number, self._empty)
         self._digests: NDArray[np.uint8] | None = None
@@ -129,17 +126,12 @@ class KeptPool(Pool):
             size = file.slots * self.layers * LAYER_DIGEST
             table = np.frombuffer(mapped(file), np.uint8)[:size]
             self._digests = table.reshape(file.slots, self.layers, LAYER_DIGEST)
-        _open.add(self)
-
-    @property
-    def closed(self) -> bool:
-        """Whether the lock was released, so another process may write to the memory."""
-        return self not in _open
+        self.closed = False
 
     @property
     def kept_blocks(self) -> int:
         """Blocks the next process would find, over all groups, or 0 after closing."""
-        return sum(part.file.sealed for part in self.groups) if self in _open else 0
+        return 0 if self.closed else sum(part.file.sealed for part in self.groups)
 
     @property
     def lost_blocks(self) -> Mapping[str, int]:
@@ -149,7 +141,7 @@ class KeptPool(Pool):
         long for an entry.
         """
         lost = Counter[str]()
-        for part in self.groups if self in _open else ():
+        for part in () if self.closed else self.groups:
             lost.update(part.file.lost)
         return lost
 
@@ -161,7 +153,7 @@ class KeptPool(Pool):
         Returns:
             The reasons against writing a block, by index.
         """
-        if self not in _open:  # another process may now write to the memory
+        if self.closed:  # another process may now write to the memory
             return self._closed(len(keys))
         places = self._places(slots)
         if self._take_pages is not None:
@@ -187,7 +179,7 @@ class KeptPool(Pool):
         ok: bool,
     ) -> None:
         """Record the end of copies into slots, so that `seal` seals the complete blocks."""
-        if self not in _open:
+        if self.closed:
             return
         places = self._places(slots)
         named = {place: label for place, label in zip(places, labels, strict=False) if label}
@@ -250,7 +242,7 @@ class KeptPool(Pool):
         Returns:
             The reason of each miss, by index.
         """
-        if self not in _open:
+        if self.closed:
             return self._closed(len(keys))
         if not self.file.unverified and not self.file.lost:
             return {}
@@ -292,7 +284,7 @@ class KeptPool(Pool):
             wall: wall clock time of its ages in nanoseconds, or None for now.
         """
         wall = self.wall() if wall is None else wall
-        if self in _open:
+        if not self.closed:
             mine = index
             if self.slots.group is not None:
                 rows = zip(index, index.group.tolist(), strict=True)
@@ -307,7 +299,7 @@ class KeptPool(Pool):
 
     def forget(self) -> None:
         """Empty all slots, so no later process finds a block. No copy may be in flight."""
-        if self in _open:
+        if not self.closed:
             self._unsealed.clear()
             self._empty(0, self.blocks + self.spare)
             if self._rest is not None:
@@ -323,7 +315,7 @@ class KeptPool(Pool):
     @property
     def address(self) -> tuple[int, int, int]:
         """Process, descriptor and offset of the memory, for `open_kept_memory`."""
-        return os.getpid(), self.file.descriptors[0], self.file.pool[0]
+        return os.getpid(), self.file.descriptor, self.file.pool[0]
 
     def set_aside(self, blocks: int) -> list[int]:
         """Call `Pool.set_aside` and mark the spare blocks as being written."""
@@ -334,7 +326,7 @@ class KeptPool(Pool):
     def put_back(self, spares: Iterable[int]) -> None:
         """Return spare blocks and empty their entries."""
         given = list(spares)
-        if self in _open:
+        if not self.closed:
             self.file.finish(given, [_NO_KEY] * len(given), ok=False)
         super().put_back(given)
 
@@ -350,9 +342,9 @@ class KeptPool(Pool):
         try:
             if self._pages is not None:
                 self._pages.close()  # first, while the tables are still locked
-            if self in _open:
+            if not self.closed:
                 self._seal_all()
-                _open.discard(self)
+                self.closed = True
                 self.file.close()
         finally:
             self._digests = None if self._digests is None else self._digests[:0].copy()
@@ -360,12 +352,6 @@ class KeptPool(Pool):
 
     def _closed(self, count: int) -> dict[int, str]:
         return dict.fromkeys(range(count), f"{self.file.path} is closed")
-
-    def in_child(self) -> None:
-        """Close the lock's descriptor in a fork. The parent keeps the lock."""
-        if self._lock is not None:
-            with suppress(OSError):
-                os.close(self._lock)
 
     def _places(self, slots: NDArray[np.integer]) -> list[int]:
         places = slots if self._place is None else self._place[slots]
@@ -389,12 +375,3 @@ class KeptPool(Pool):
             _LOG.warning("%s: %s", self.file.path, error)
             return str(error)
         return None
-
-
-def _after_fork() -> None:
-    for pool in list(_open):
-        pool.in_child()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

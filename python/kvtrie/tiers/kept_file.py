@@ -52,7 +52,7 @@ def pool_of(file: KeptFile, size: int, *, touch: bool) -> torch.Tensor:
 def mapped(file: KeptFile) -> mmap.mmap:
     """Map the pool of a file."""
     start, length = file.pool
-    return mmap.mmap(file.descriptors[0], length - start, offset=start)
+    return mmap.mmap(file.descriptor, length - start, offset=start)
 
 
 def advise(memory: mmap.mmap, *, touch: bool) -> None:

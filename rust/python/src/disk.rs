@@ -1,13 +1,11 @@
 //! Files of a disk tier, for Python.
 //!
 //! Invariant: bytes go directly between files and the caller's array, without the interpreter's
-//! lock. A store belongs to the process that opened it. In a fork, its locks may be held forever,
-//! its threads do not run, and its files are the parent's. Calls fail there, and the store is never
-//! dropped. Cost: the store's operation, plus a shared reference.
+//! lock. A store belongs to the process that opened it. Cost: the store's operation, plus a shared
+//! reference.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
-use std::{mem, process};
+use std::sync::Arc;
 
 use kvtrie_core::{BlockKey, Label, Layers, Row, Usage, Wanted, sound_price};
 use kvtrie_store::{
@@ -18,9 +16,10 @@ use numpy::{PyReadonlyArray2, PyReadwriteArray2};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::error::{ClosedError, TransferError, bad};
+use crate::error::{TransferError, bad};
 use crate::index::{Index, label};
 use crate::number;
+use crate::own_files::OwnFiles;
 use crate::text::chosen;
 
 /// Row of a listing: slot, key, first layer, end layer, age in nanoseconds, uses, and whether all
@@ -42,9 +41,7 @@ type Messages = Vec<Option<String>>;
 /// Files of a store.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct DiskStore {
-    store: RwLock<Option<Arc<Store>>>,
-    /// Process that opened it.
-    pid: u32,
+    store: OwnFiles<Store>,
     refusal: Option<String>,
     #[pyo3(get)]
     folder: PathBuf,
@@ -76,8 +73,7 @@ impl DiskStore {
             slots: blocks,
             slot_bytes,
             refusal: store.refusal().map(str::to_string),
-            store: RwLock::new(Some(Arc::new(store))),
-            pid: process::id(),
+            store: OwnFiles::new(store.folder().to_owned(), store.lock_descriptor(), store),
         }
     }
 
@@ -90,43 +86,14 @@ impl DiskStore {
         py.detach(|| Store::open(device, folder, settings)).map(Self::of).map_err(raise)
     }
 
-    /// Fail in a fork of the process that opened the store.
-    fn check_process(&self) -> PyResult<()> {
-        let (pid, this) = (self.pid, process::id());
-        if pid == this {
-            return Ok(());
-        }
-        Err(bad(format!(
-            "{}: process {pid} opened this, and process {this} is a fork of it that cannot use its \
-             threads and its files: open the folder here",
-            self.folder.display()
-        )))
-    }
-
-    fn store(&self) -> PyResult<Arc<Store>> {
-        self.check_process()?;
-        let store = self.store.read().unwrap_or_else(PoisonError::into_inner);
-        let closed = || ClosedError::new_err(format!("{} is closed", self.folder.display()));
-        store.clone().ok_or_else(closed)
-    }
-
     /// Run a call on the files without the interpreter's lock.
     fn run<T: Send>(
         &self,
         py: Python<'_>,
         work: impl FnOnce(&Store) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
-        let store = self.store()?;
+        let store = self.store.get()?;
         py.detach(|| work(&store)).map_err(raise)
-    }
-}
-
-impl Drop for DiskStore {
-    fn drop(&mut self) {
-        if self.check_process().is_err() {
-            let store = self.store.get_mut().unwrap_or_else(PoisonError::into_inner);
-            mem::forget(store.take());
-        }
     }
 }
 
@@ -260,7 +227,7 @@ impl DiskStore {
     /// Current reason for being read-only, if any. A folder may be removed while in use.
     #[getter]
     fn refusal(&self) -> Option<String> {
-        let found = self.store().ok().and_then(|store| store.refusal().map(str::to_string));
+        let found = self.store.get().ok().and_then(|store| store.refusal().map(str::to_string));
         found.or_else(|| self.refusal.clone())
     }
 
@@ -301,7 +268,7 @@ impl DiskStore {
         label: &[u8],
         wall: u64,
     ) -> PyResult<()> {
-        self.check_process()?;
+        self.store.check_process()?;
         let (key, layers) = (self::key(key)?, Layers::new(layers.0, layers.1));
         let bytes = memory.as_slice().map_err(|_| contiguous())?;
         let label = self::label(label)?;
@@ -338,7 +305,7 @@ impl DiskStore {
         wall: u64,
         depth: usize,
     ) -> PyResult<Messages> {
-        self.check_process()?;
+        self.store.check_process()?;
         let known = blocks.iter().map(|block| Ok((key(&block.0)?, label(&block.4)?)));
         let known: Vec<(BlockKey, Label)> = known.collect::<PyResult<_>>()?;
         let records: Vec<Vec<u8>> = known.iter().map(|(_, label)| label.record.encode()).collect();
@@ -456,9 +423,7 @@ impl DiskStore {
 
     /// Write pending frames and release the lock. Closing twice has no effect.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.check_process()?;
-        let taken = self.store.write().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(store) = taken else { return Ok(()) };
+        let Some(store) = self.store.take()? else { return Ok(()) };
         // With a call still running in a second thread, the end of the call closes the store.
         py.detach(|| Arc::try_unwrap(store).map_or(Ok(()), Store::close)).map_err(raise)
     }

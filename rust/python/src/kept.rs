@@ -1,13 +1,10 @@
 //! Table of a kept host pool, for Python.
 //!
 //! Invariant: the pool's bytes are the caller's arrays. Checksums are computed without the
-//! interpreter's lock. A file belongs to the process that opened it. In a fork calls fail, and the
-//! table is never dropped. Cost: the table's operation.
+//! interpreter's lock. A file belongs to the process that opened it. Cost: the table's operation.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
-use std::{mem, process};
 
 use kvtrie_core::{Label, Layers, Row, Usage, Wanted, sound_price};
 use kvtrie_store::{Error, Found, KeptFile as Table, Meta, Opened, Settings, Unsealed, UsedBlock};
@@ -16,9 +13,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::disk::{contiguous, key, meta, raise, settings};
-use crate::error::{ClosedError, bad};
 use crate::index::{Index, label};
 use crate::number;
+use crate::own_files::OwnFiles;
 
 /// Row of a listing, as in `DiskStore`.
 type Listed<'py> = (u32, Bound<'py, PyBytes>, u16, u16, u64, u32, bool);
@@ -32,8 +29,7 @@ type Sealable = (u32, u64, (u16, u16));
 /// Slot table of a host pool in a memory file.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct KeptFile {
-    table: RwLock<Option<Arc<Table>>>,
-    pid: u32,
+    table: OwnFiles<Table>,
     #[pyo3(get)]
     path: PathBuf,
     #[pyo3(get)]
@@ -67,7 +63,6 @@ impl KeptFile {
             Found::Blocks | Found::Nothing => None,
         };
         Self {
-            pid: process::id(),
             path: table.path().to_owned(),
             about,
             layers,
@@ -78,34 +73,7 @@ impl KeptFile {
             pool: table.pool(),
             found: *table.found() == Found::Blocks,
             cold,
-            table: RwLock::new(Some(Arc::new(table))),
-        }
-    }
-
-    fn check_process(&self) -> PyResult<()> {
-        let (pid, this) = (self.pid, process::id());
-        if pid == this {
-            return Ok(());
-        }
-        Err(bad(format!(
-            "{}: process {pid} opened this, and process {this} is a fork of it: open it here",
-            self.path.display()
-        )))
-    }
-
-    fn table(&self) -> PyResult<Arc<Table>> {
-        self.check_process()?;
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
-        let closed = || ClosedError::new_err(format!("{} is closed", self.path.display()));
-        table.clone().ok_or_else(closed)
-    }
-}
-
-impl Drop for KeptFile {
-    fn drop(&mut self) {
-        if self.check_process().is_err() {
-            let table = self.table.get_mut().unwrap_or_else(PoisonError::into_inner);
-            mem::forget(table.take());
+            table: OwnFiles::new(table.path().to_owned(), table.lock_descriptor(), table),
         }
     }
 }
@@ -157,28 +125,28 @@ impl KeptFile {
         py.detach(|| Table::inspect(&path)).map(Self::of).map_err(raise)
     }
 
-    /// Descriptor to map, and the descriptor with the lock, if any. A fork has to close the latter.
+    /// Descriptor to map.
     #[getter]
-    fn descriptors(&self) -> PyResult<(i32, Option<i32>)> {
-        Ok(self.table()?.descriptors())
+    fn descriptor(&self) -> PyResult<i32> {
+        Ok(self.table.get()?.descriptor())
     }
 
     /// Number of slots usable by the next process.
     #[getter]
     fn sealed(&self) -> PyResult<u32> {
-        Ok(self.table()?.sealed())
+        Ok(self.table.get()?.sealed())
     }
 
     /// Number of slots of earlier processes neither verified nor overwritten yet.
     #[getter]
     fn unverified(&self) -> PyResult<u32> {
-        Ok(self.table()?.unverified())
+        Ok(self.table.get()?.unverified())
     }
 
     /// Number of lost blocks by reason.
     #[getter]
     fn lost(&self) -> PyResult<BTreeMap<&'static str, u64>> {
-        Ok(self.table()?.lost())
+        Ok(self.table.get()?.lost())
     }
 
     /// Mark slots as being written, before the first byte of these layers of the blocks. Returns an
@@ -189,7 +157,7 @@ impl KeptFile {
         keys: Vec<Vec<u8>>,
         layers: (u16, u16),
     ) -> PyResult<Vec<Option<String>>> {
-        let (table, layers) = (self.table()?, Layers::new(layers.0, layers.1));
+        let (table, layers) = (self.table.get()?, Layers::new(layers.0, layers.1));
         let begin = |(slot, key): (u32, Vec<u8>)| {
             let key = self::key(&key)?;
             Ok(table.begin(slot, &key, layers).err().map(|error| error.to_string()))
@@ -199,7 +167,7 @@ impl KeptFile {
 
     /// Record the end of copies into slots. Returns the slots ready to seal.
     fn finish(&self, slots: Vec<u32>, keys: Vec<Vec<u8>>, ok: bool) -> PyResult<Vec<Sealable>> {
-        let table = self.table()?;
+        let table = self.table.get()?;
         let mut sealable = Vec::new();
         for (slot, key) in slots.into_iter().zip(keys) {
             if let Some(Unsealed { generation, layers }) = table.finish(slot, &self::key(&key)?, ok)
@@ -212,7 +180,7 @@ impl KeptFile {
 
     /// Seal slots, given with the memory of their layers. Returns the number of sealed slots.
     fn seal(&self, py: Python<'_>, slots: Vec<Sealing<'_>>, wall: u64) -> PyResult<usize> {
-        let table = self.table()?;
+        let table = self.table.get()?;
         let given = slots.iter().map(|(slot, generation, layers, memory, label)| {
             let Label { record, usage } = self::label(label)?;
             let layers = Layers::new(layers.0, layers.1);
@@ -233,7 +201,7 @@ impl KeptFile {
 
     /// Layers to verify in a slot before its first use, or None.
     fn layers_to_verify(&self, slot: u32) -> PyResult<Option<(u16, u16)>> {
-        let layers = self.table()?.layers_to_verify(slot).map_err(raise)?;
+        let layers = self.table.get()?.layers_to_verify(slot).map_err(raise)?;
         Ok(layers.map(|layers| (layers.lo, layers.hi)))
     }
 
@@ -245,7 +213,7 @@ impl KeptFile {
         key: &[u8],
         memory: PyReadonlyArray2<'_, u8>,
     ) -> PyResult<()> {
-        let (table, key) = (self.table()?, self::key(key)?);
+        let (table, key) = (self.table.get()?, self::key(key)?);
         let bytes = memory.as_slice().map_err(|_| contiguous())?;
         py.detach(|| table.verify_block(slot, &key, bytes)).map_err(raise)
     }
@@ -258,7 +226,7 @@ impl KeptFile {
         wall: u64,
         slots: Option<PyReadonlyArray1<'_, i64>>,
     ) -> PyResult<Index> {
-        let (table, slots) = (self.table()?, array(slots.as_ref())?);
+        let (table, slots) = (self.table.get()?, array(slots.as_ref())?);
         let rows = py.detach(|| {
             let row = |row: kvtrie_store::StoredBlock| {
                 let Meta { age, uses, session_blocks, priority, ttl, cost } = row.meta;
@@ -287,7 +255,7 @@ impl KeptFile {
         wall: u64,
         slots: Option<PyReadonlyArray1<'_, i64>>,
     ) -> PyResult<usize> {
-        let (table, slots, rows) = (self.table()?, array(slots.as_ref())?, &index.get().0);
+        let (table, slots, rows) = (self.table.get()?, array(slots.as_ref())?, &index.get().0);
         py.detach(|| {
             let used = rows.iter().filter_map(|row| {
                 let slot = renumbered(row.slot, slots)?;
@@ -301,7 +269,7 @@ impl KeptFile {
 
     /// All blocks as readable rows.
     fn blocks<'py>(&self, py: Python<'py>, wall: u64) -> PyResult<Vec<Listed<'py>>> {
-        let table = self.table()?;
+        let table = self.table.get()?;
         let rows = py.detach(|| table.rows(wall));
         let listed = rows.into_iter().map(|row| {
             let (lo, hi) = (row.layers.lo, row.layers.hi);
@@ -313,7 +281,7 @@ impl KeptFile {
 
     /// Read a slot through the file and verify it as the block of a key, for tools.
     fn verify(&self, py: Python<'_>, slot: u32, key: &[u8]) -> PyResult<()> {
-        let (table, key) = (self.table()?, self::key(key)?);
+        let (table, key) = (self.table.get()?, self::key(key)?);
         py.detach(|| {
             let Some(layers) = table.layers_to_verify(slot)? else { return Ok(()) };
             table.verify_block(slot, &key, &table.read(slot, layers)?)
@@ -323,9 +291,7 @@ impl KeptFile {
 
     /// Release the lock after the last running call. Closing twice has no effect.
     fn close(&self) -> PyResult<()> {
-        self.check_process()?;
-        drop(self.table.write().unwrap_or_else(PoisonError::into_inner).take());
-        Ok(())
+        self.table.take().map(drop)
     }
 
     fn __repr__(&self) -> String {

@@ -5,7 +5,7 @@
 //! manager, lease, event_batches, simulation, disk, kept, remote      classes with calls
 //!     +--> tokens, scope, settings, hint, mark, matched      arguments
 //!     +--> plan, moves, stats, histogram, event, miss, record, routing, index      results
-//! shared --> error, number, text, arrays, memory      helpers of all conversions
+//! shared --> error, number, text, arrays, memory, own_files      helpers of all conversions
 //! ```
 //!
 //! Invariant: makes no decisions, and no panic crosses into Python. Cost: a conversion of arguments
@@ -34,6 +34,7 @@ mod memory;
 mod miss;
 mod moves;
 mod number;
+mod own_files;
 mod plan;
 mod record;
 mod remote;
@@ -80,6 +81,7 @@ mod _kvtrie {
         module.add("KERNELS", std::collections::BTreeMap::from(crate::kernels::KERNELS))?;
         #[cfg(feature = "faults")] // an attribute only: `__all__` is the same as in the wheel
         module.setattr("Faults", module.py().get_type::<crate::faults::Faults>())?;
+        crate::own_files::close_locks_in_forks(module.py())?;
         module.add("COMMIT", env!("KVTRIE_COMMIT"))?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }

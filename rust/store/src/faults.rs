@@ -6,6 +6,7 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
+use std::os::fd::RawFd;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -415,6 +416,10 @@ impl File for FaultyFile {
 
     fn try_lock(&self) -> io::Result<bool> {
         self.inner.try_lock()
+    }
+
+    fn lock_descriptor(&self) -> Option<RawFd> {
+        self.inner.lock_descriptor()
     }
 
     fn paged(&self) -> bool {

@@ -6,6 +6,7 @@
 use std::any::Any;
 use std::fmt::Debug;
 use std::io::{self, IoSlice};
+use std::os::fd::RawFd;
 use std::path::Path;
 
 /// Size of a file.
@@ -17,7 +18,7 @@ pub struct Size {
     pub allocated: u64,
 }
 
-/// Open file. Dropping it releases its lock.
+/// Open file. Dropping it releases its lock, even while a fork shares the file.
 pub trait File: Any + Send + Sync + Debug {
     /// Read at `at`. Returns the number of bytes, 0 at the end of the file.
     ///
@@ -65,6 +66,11 @@ pub trait File: Any + Send + Sync + Debug {
     /// # Errors
     /// The device's errors.
     fn try_lock(&self) -> io::Result<bool>;
+
+    /// Descriptor with the lock, if the file is locked and belongs to the operating system.
+    fn lock_descriptor(&self) -> Option<RawFd> {
+        None
+    }
 
     /// Whether a path still leads to this file.
     fn is_at(&self, _path: &Path) -> bool {

@@ -204,10 +204,16 @@ impl KeptFile {
         (self.places.pool, self.places.length)
     }
 
-    /// Descriptor to map, and the descriptor with the lock. A fork closes the latter.
+    /// Descriptor to map.
     #[must_use]
-    pub fn descriptors(&self) -> (RawFd, Option<RawFd>) {
-        (self.file.as_raw_fd(), self.lock.as_ref().map(AsRawFd::as_raw_fd))
+    pub fn descriptor(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    /// Descriptor with the writer's lock, if any. A fork closes it to give up the lock.
+    #[must_use]
+    pub fn lock_descriptor(&self) -> Option<RawFd> {
+        self.lock.as_ref().map(AsRawFd::as_raw_fd)
     }
 
     /// Number of slots usable by the next process.

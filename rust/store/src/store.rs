@@ -5,6 +5,7 @@
 //! commits share a sync.
 
 use std::io::IoSlice;
+use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -92,6 +93,12 @@ impl Store {
         if self.lost.set(why.clone()).is_ok() {
             self.note(format!("{why}; nothing more is written"));
         }
+    }
+
+    /// Descriptor with the writer's lock, if any. A fork closes it to give up the lock.
+    #[must_use]
+    pub fn lock_descriptor(&self) -> Option<RawFd> {
+        self.guard.as_ref()?.lock_descriptor()
     }
 
     /// Transfer path, with the reasons for fallbacks.

@@ -74,6 +74,7 @@ struct SystemFile {
     plain: fs::File,
     direct: Option<fs::File>,
     refused: Arc<DirectRefusal>,
+    locked: AtomicBool,
 }
 
 impl DirectRefusal {
@@ -129,6 +130,21 @@ impl System {
             Some(held) => rustix::fs::openat(held, ".", flags, Mode::empty())?,
             None => rustix::fs::open(path, flags, Mode::empty())?,
         })
+    }
+}
+
+impl SystemFile {
+    fn new(plain: fs::File, direct: Option<fs::File>, refused: &Arc<DirectRefusal>) -> Self {
+        Self { plain, direct, refused: Arc::clone(refused), locked: AtomicBool::new(false) }
+    }
+}
+
+impl Drop for SystemFile {
+    fn drop(&mut self) {
+        if *self.locked.get_mut() {
+            // Closing does not release a lock while a fork has the descriptor.
+            let _ = self.plain.unlock();
+        }
     }
 }
 
@@ -223,7 +239,7 @@ impl Device for System {
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn File>> {
         let (folder, name) = self.place(path)?;
         let plain = regular::open(folder, name, access, OFlags::empty())?;
-        Ok(Arc::new(SystemFile { plain, direct: None, refused: Arc::clone(&self.parts.refused) }))
+        Ok(Arc::new(SystemFile::new(plain, None, &self.parts.refused)))
     }
 
     fn open_bulk(&self, path: &Path, access: Access) -> io::Result<Arc<dyn File>> {
@@ -237,7 +253,7 @@ impl Device for System {
                 Err(error) => refused.note("opening", &error),
             }
         }
-        Ok(Arc::new(SystemFile { plain, direct, refused: Arc::clone(refused) }))
+        Ok(Arc::new(SystemFile::new(plain, direct, refused)))
     }
 
     fn run(&self, work: &mut dyn Work<'_>) {
@@ -389,10 +405,17 @@ impl File for SystemFile {
 
     fn try_lock(&self) -> io::Result<bool> {
         match self.plain.try_lock() {
-            Ok(()) => Ok(true),
+            Ok(()) => {
+                self.locked.store(true, Ordering::Release);
+                Ok(true)
+            }
             Err(TryLockError::WouldBlock) => Ok(false),
             Err(TryLockError::Error(error)) => Err(error),
         }
+    }
+
+    fn lock_descriptor(&self) -> Option<RawFd> {
+        self.locked.load(Ordering::Acquire).then(|| self.plain.as_raw_fd())
     }
 
     fn is_at(&self, path: &Path) -> bool {

@@ -1,7 +1,7 @@
 //! Integration tests of the store, in one binary: each binary links the crate again.
 //!
 //! `cargo test -p kvtrie-store --test all crash::` runs one module. Tests that start processes are binaries
-//! of their own: between fork and exec a child holds every lock of its parent, also those of tests next to it.
+//! of their own: until it runs, a child has the open files of all tests next to it.
 
 mod budget;
 mod crash;

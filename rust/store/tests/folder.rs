@@ -7,6 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvtrie_core::Layers;
 use kvtrie_store::{
@@ -14,7 +15,7 @@ use kvtrie_store::{
     System, stores,
 };
 use rig::memory::Memory;
-use rig::{Block, behind, bytes, first, open, read, settings, write};
+use rig::{Block, behind, bytes, first, once_free, open, read, settings, write};
 
 const ALL: Layers = Layers::new(0, 4);
 
@@ -100,6 +101,26 @@ fn a_smaller_budget_keeps_the_remaining_slots() {
     assert_eq!(store.rows(0).unwrap().len(), 3);
     write(&store, &blocks[7], 7, ALL, 1).unwrap();
     assert_eq!(store.verify(|_| {}), vec![]);
+}
+
+#[test]
+fn a_closed_store_is_unlocked_while_processes_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = settings(4, 700, Durability::Flush);
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Between fork and exec each process has the descriptor of the lock.
+        scope.spawn(|| {
+            while !ended.load(Ordering::Acquire) {
+                assert!(Command::new("true").status().unwrap().success());
+            }
+        });
+        let refusals: Vec<String> = (0..500)
+            .filter_map(|_| system(folder.path(), &settings).unwrap().refusal().map(str::to_owned))
+            .collect();
+        ended.store(true, Ordering::Release);
+        assert_eq!(refusals, Vec::<String>::new());
+    });
 }
 
 #[test]
@@ -256,7 +277,8 @@ const CHILD: &str = "KVTRIE_FOLDER_CHILD";
 
 /// Runs one of the tests below in another process, with `folder` in its environment.
 fn child(command: &mut Command, test: &str, folder: &Path) {
-    let out = command.env(CHILD, folder).output().unwrap();
+    command.env(CHILD, folder);
+    let out = once_free(|| command.output());
     let output = String::from_utf8_lossy(&out.stdout).into_owned();
     let erred = String::from_utf8_lossy(&out.stderr);
     assert!(out.status.success() && output.contains("1 passed"), "{test}: {output}{erred}");

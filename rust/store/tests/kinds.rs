@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use kvtrie_core::Layers;
 use kvtrie_store::{Durability, Error, Store, System};
-use rig::{Block, behind, bytes, first, read, settings, write};
+use rig::{Block, behind, bytes, first, once_free, read, settings, write};
 
 const ALL: Layers = Layers::new(0, 4);
 const BLOCKS: u32 = 4;
@@ -288,7 +288,8 @@ fn goes_through(name: &str) {
         }
         command.args(["--exact", "child_tries_all_kinds", "--nocapture"]);
         command.env(CHILD, format!("{user} {name}")).stdout(Stdio::piped());
-        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        command.stderr(Stdio::piped());
+        let mut child = once_free(|| command.spawn());
         let (send, receive) = mpsc::channel();
         let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
         std::thread::spawn(move || {

@@ -144,6 +144,7 @@ pub(super) fn open(path: &Path, settings: Settings, replace: bool) -> Result<Ope
                 Ok(kept) => Ok(Opened::Kept(Box::new(kept))),
                 Err(error) => {
                     restore(&at, &undo, before, None);
+                    let _ = undo.unlock();
                     Err(error)
                 }
             };
@@ -373,8 +374,7 @@ impl Drop for KeptFile {
             restore(&at, lock, before, Some(self.places.length));
         }
         if let Some(lock) = &self.lock {
-            // A recently forked child may still have the descriptor, and closing would keep the
-            // lock.
+            // Closing does not release a lock while a fork has the descriptor.
             let _ = lock.unlock();
         }
     }

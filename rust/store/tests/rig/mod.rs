@@ -5,11 +5,25 @@
 pub(crate) mod memory;
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use kvtrie_core::{BlockKey, Layers, Record, ScopeOwner, scope_key};
 use kvtrie_store::{Device, Durability, Error, Meta, Settings, Store, UsedBlock};
+
+/// Starts a copied program. A process that another test starts has the copy open for writing until
+/// it runs itself.
+pub(crate) fn once_free<T>(mut start: impl FnMut() -> io::Result<T>) -> T {
+    loop {
+        match start() {
+            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => {
+                std::thread::yield_now();
+            }
+            started => return started.unwrap(),
+        }
+    }
+}
 
 /// Seeded random numbers.
 #[derive(Clone, Debug)]
