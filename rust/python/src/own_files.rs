@@ -1,19 +1,19 @@
-//! Open files of a process, and their lock in a fork of it.
+//! Open files of a process, and their locks in a fork of it.
 //!
-//! A fork shares its parent's open files. Their locks may be held forever in it, and their threads
-//! do not run, so every call fails there and the files are never dropped. It also shares the lock
-//! of a store: without closing it in the fork, a folder would stay locked after the death of its
-//! writer, for as long as the fork runs.
-//! Invariant: `LOCKS` has the descriptors of all locks held by this process. Only calls with the
-//! interpreter attached change it, and `os.fork` stops those, so no fork finds it locked. Cost: a
-//! process id and a shared reference per call, an entry per lock.
+//! In a fork the files are the parent's, their threads do not run, and their mutexes may be locked
+//! forever. So every call fails there, and the files are never dropped. A fork also shares the lock
+//! on a folder or file, and would keep it after the death of the writer. So `os.fork` closes the
+//! descriptors of all such locks in the child.
+//! Invariant: `LOCKS` has these descriptors. Only calls with the interpreter attached change it, and
+//! `os.fork` stops those, so no fork finds it locked. Cost: a process id and a shared reference per
+//! call, and an entry per lock.
 
 use std::collections::BTreeSet;
 use std::mem;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::process;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyCFunction};
@@ -22,7 +22,7 @@ use crate::error::{ClosedError, bad};
 
 static LOCKS: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
 
-fn locks() -> std::sync::MutexGuard<'static, BTreeSet<RawFd>> {
+fn locks() -> MutexGuard<'static, BTreeSet<RawFd>> {
     LOCKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
