@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 from fake_services import (
@@ -124,9 +123,7 @@ def test_an_answer_that_does_not_come_is_counted(name, service, closing, clock):
     selector = closing(DynamoSelector(service.url, deadline_s=QUICK_S, clock=clock))
     with_machines(selector, 1, 2)
     service.hostile = (ANSWERS_THAT_ARE_LATE | ANSWERS_THAT_END)[name]
-    began = time.monotonic()
     assert selector.pick("a", TOKENS) == 1
-    assert time.monotonic() - began < 10 * QUICK_S
     outcome = "late" if name in ANSWERS_THAT_ARE_LATE else "unreachable"
     assert selector.stats().picks == {outcome: 1}
     service.hostile = None
