@@ -133,8 +133,9 @@ def test_a_disk_is_between_host_memory_and_the_store(tmp_path):
 
 
 def test_values_that_vanish_or_are_damaged_are_misses(tmp_path):
-    draw, lost = random.Random(0), 0
-    for seed in range(3):
+    draw, lost, seed = random.Random(0), 0, 0
+    # How many values are read after their damage depends on the threads.
+    while seed < 3 or not lost:
         engine = Engine("", 2, seed % 2, seed % 2, store=url_of(tmp_path))
         step = engine.step
 
@@ -155,7 +156,7 @@ def test_values_that_vanish_or_are_damaged_are_misses(tmp_path):
         engine.close()
         assert engine.failed == 0
         lost += sum(engine.scheduler.cache.counters.lost[f"store get: {why}"] for why in WHYS)
-    assert lost > 0
+        seed += 1
 
 
 def test_values_of_groups_that_are_lost_once_they_were_found_are_misses(tmp_path, monkeypatch):
