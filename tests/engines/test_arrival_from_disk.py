@@ -3,6 +3,7 @@
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.engine
 
 PROMPT = 9 * BLOCK + 3
 FOUND = 9 * BLOCK
+HALF = 4  # blocks
 SCOPES = [Scope(structure="leaf-only"), Scope(structure="holes")]
 
 
@@ -274,3 +276,69 @@ def test_a_cache_that_is_closed_while_layers_come_lets_go_of_its_loads(
         executor.manager.audit()
         with KvtrieCache(llama, executor, ids, scope=scope) as cache:
             agree(truth, answer(llama, ids, cache))
+
+
+@pytest.fixture
+def disk_before_host(llama, stored):
+    """An executor with a prompt's first half on disk and its second half in host memory."""
+    ids, store, folder = stored
+    store(SCOPES[0])
+    with tiers_over(llama, folder, gpu=16) as executor:
+        mark = partial(executor.manager.mark, scope=SCOPES[0], present=False)
+        with KvtrieCache(llama, executor, ids[:1], scope=SCOPES[0]) as cache:
+            truth = answer(llama, ids[:1], cache)
+        mark(ids[0, :FOUND].numpy(), "disk", now=executor.clock(), skip=HALF)
+        for seed in range(3):
+            other = some(5 + seed, 1, PROMPT)
+            with KvtrieCache(llama, executor, other) as cache, torch.no_grad():
+                llama(other, past_key_values=cache)
+        executor.drain()
+        match = executor.manager.lookup(ids[0].numpy(), now=executor.clock(), scope=SCOPES[0])
+        tiers = [copy.tier for block in match.blocks for copy in block.copies]
+        assert tiers == [2] * HALF + [1] * (9 - HALF)
+        yield executor, ids[:1], truth
+
+
+def test_loads_of_others_that_fail_while_a_cache_opens_are_computed(
+    llama, disk_before_host, monkeypatch
+):
+    """Another cache loads the first half and fails, when the loads of the second are claimed."""
+    executor, ids, truth = disk_before_host
+    gate, began, of = threading.Event(), threading.Event(), Arrival.of
+
+    def failing(_, blocks):
+        began.set()
+        assert gate.wait(60)
+        return ["unreadable"] * len(blocks)
+
+    def shortened(executor, leases, **named):
+        (lease,) = leases
+        if lease.matched < FOUND:
+            return of(executor, leases, **named)  # of the other cache
+        gate.set()
+        while lease.tokens == FOUND:
+            executor.poll()
+        arrival = of(executor, leases, **named)
+        assert arrival is not None
+        return arrival
+
+    monkeypatch.setattr(DiskStorage, "read_many", failing)
+    monkeypatch.setattr(Arrival, "of", shortened)
+
+    def load_first_half():
+        part = ids[:, : HALF * BLOCK + 1]
+        KvtrieCache(llama, executor, part, scope=SCOPES[0], use_layerwise=False).close()
+
+    other = threading.Thread(target=load_first_half)
+    other.start()
+    assert began.wait(60)
+    with KvtrieCache(llama, executor, ids, scope=SCOPES[0]) as cache:
+        assert cache.get_seq_length() == 0
+        agree(truth, answer(llama, ids, cache))
+        assert cache.leases[0].tokens == PROMPT + 7
+    other.join()
+    monkeypatch.undo()
+    with KvtrieCache(llama, executor, ids, scope=SCOPES[0]) as cache:
+        agree(truth, answer(llama, ids, cache))
+    executor.drain()
+    executor.manager.audit()

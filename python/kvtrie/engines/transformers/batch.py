@@ -158,8 +158,9 @@ class Batch:
         Args:
             disk: whether blocks on a disk may load by layer.
         """
-        self._expected = [row.lease.tokens for row in self.rows]
         arrival = Arrival.of(self._executor, [row.lease for row in self.rows], disk=disk)
+        # From here on a wait for a layer reports failed loads.
+        self._expected = [row.lease.tokens for row in self.rows]
         if arrival is not None:
             self.arrivals.append(arrival)
         return arrival is not None
@@ -175,9 +176,12 @@ class Batch:
         """
         rows = self.rows
         if not self.parts:
-            if not (layerwise and self.load(disk=disk)):
+            if layerwise and self.load(disk=disk):
+                held = self._expected
+            else:
                 self.recovery.fill(rows)
-            self.past = min(row.pad + row.lease.tokens for row in rows)
+                held = [row.lease.tokens for row in rows]
+            self.past = min(row.pad + tokens for row, tokens in zip(rows, held, strict=True))
             return
         alone = [self]
         if len(rows) > 1 or rows[0].pad:
@@ -285,6 +289,10 @@ class Batch:
             return
         self.finish_loads()
         end, size = self.step.keys, self.pool.block_tokens
+        for row, new in zip(self.rows, self._fresh, strict=True):
+            if (lost := end - row.pad - row.lease.tokens - len(new)) > 0:
+                # Their blocks would get the names of other tokens.
+                raise TransferError(f"{lost} tokens before the pass are lost: open another cache")
         for at, (row, new) in enumerate(zip(self.rows, self._fresh, strict=True)):
             if self.parts:
                 self._executor.wait(row.lease)
@@ -304,6 +312,7 @@ class Batch:
         """
         if self.arrivals:
             self._wait(self._last)
+            self._recover_if_failed()
         for part in self.parts:
             for layer in [*part.late]:
                 self._read_part(part, layer)
@@ -353,10 +362,7 @@ class Batch:
         """Compute the tokens of failed loads. Return whether a load has failed."""
         if not self._has_failed_load():
             return False
-        if self.parts:
-            self._recover_failed_loads(TransferError("a load has failed"))
-        else:
-            self._wait(self._last)
+        self._recover_failed_loads(TransferError("a load has failed"))
         return True
 
     def _recover_failed_loads(self, error: TransferError) -> None:
