@@ -5,6 +5,7 @@ import pytest
 from world import LAYERS, SIZE, Shelf, compute, fill, right, store_of, world
 
 from kvtrie.fuse.fetch import Fetch
+from kvtrie.transfer import LayerwiseEngine
 
 PREFIX = [901, 902, 903, 904, 905, 906]
 CHUNKS = [np.arange(10) + 100 * n for n in range(3)]
@@ -104,6 +105,27 @@ def test_a_chunk_may_be_the_first_to_see_that_a_load_of_the_prefix_failed(
     monkeypatch.setattr(Fetch, "_bring", before_the_prefix)
     fetch, lost = fuse(store, CHUNKS)
     assert lost == {0: [fetch.prefix, *fetch.parts]}
+
+
+def test_a_load_of_another_fetch_may_fail_while_a_chunk_is_leased(executor, shelf, monkeypatch):
+    store, keys = stored(executor, shelf)
+    shelf.lost.add((keys[1][0], 0))
+    opened, leases, shortened = LayerwiseEngine.open, [], []
+
+    with store.fetch_many(CHUNKS) as other:
+
+        def once_another_failed(self, lease):
+            leases.append(lease)
+            if len(leases) == 3:  # of the prefix, chunk 0 and chunk 1
+                found = lease.matched
+                assert other.wait(0) == [other.parts[1]]
+                shortened.append(lease.matched < found)
+            return opened(self, lease)
+
+        monkeypatch.setattr(LayerwiseEngine, "open", once_another_failed)
+        _, lost = fuse(store, CHUNKS)
+    assert shortened == [True]
+    assert [len(parts) for parts in lost.values()] == [1]
 
 
 def key_of(shelf, prefix, block):

@@ -297,11 +297,11 @@ class Fetch:
             raise ConfigError(
                 "chunks are kept whole: give the CacheStore a Scope with structure='leaf-only'"
             )
-        part.start = lease.matched
+        part.loads = None if lease.ready() else self._engine.open(lease)
+        part.start = lease.matched  # without the loads that failed before
         if part.start == len(part.sequence):
             part.state = "hit"
         part.see_origin(lease.plan, self._executor.manager)
-        part.loads = None if lease.ready() else self._engine.open(lease)
         table = self._pool.table(lease.slots(0))
         blocks = len(part.sequence) // self._pool.block_tokens
         part.rows = table[:, :blocks]
