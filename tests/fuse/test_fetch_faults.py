@@ -1,5 +1,7 @@
 """A chunk that is damaged or gone is computed alone; what the others load stays as it is."""
 
+import threading
+
 import numpy as np
 import pytest
 from world import LAYERS, SIZE, Shelf, compute, fill, right, store_of, world
@@ -110,18 +112,31 @@ def test_a_chunk_may_be_the_first_to_see_that_a_load_of_the_prefix_failed(
 def test_a_load_of_another_fetch_may_fail_while_a_chunk_is_leased(executor, shelf, monkeypatch):
     store, keys = stored(executor, shelf)
     shelf.lost.add((keys[1][0], 0))
-    opened, leases, shortened = LayerwiseEngine.open, [], []
+    opened, lease_one, leased, shortened = LayerwiseEngine.open, Fetch._lease_one, [], []
+    gate, read = threading.Event(), shelf.read
 
+    def late(key, *more):
+        if key == keys[1][0]:
+            assert gate.wait(60)
+        read(key, *more)
+
+    monkeypatch.setattr(shelf, "read", late)
     with store.fetch_many(CHUNKS) as other:
 
         def once_another_failed(self, lease):
-            leases.append(lease)
-            if len(leases) == 3:  # of the prefix, chunk 0 and chunk 1
+            if not gate.is_set() and np.array_equal(leased[-1].tokens, CHUNKS[1]):
                 found = lease.matched
+                gate.set()
                 assert other.wait(0) == [other.parts[1]]
+                other.close()
                 shortened.append(lease.matched < found)
             return opened(self, lease)
 
+        def noted(self, part):
+            leased.append(part)
+            lease_one(self, part)
+
+        monkeypatch.setattr(Fetch, "_lease_one", noted)
         monkeypatch.setattr(LayerwiseEngine, "open", once_another_failed)
         _, lost = fuse(store, CHUNKS)
     assert shortened == [True]
